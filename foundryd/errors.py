@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one error hierarchy.
+
+Every message is one sentence: the cause, both values where two things differ, and what to do.  ``reason`` is a short
+stable word for metrics and logs.
+"""
+
+from __future__ import annotations
+
+
+class FoundrydError(Exception):
+    """Base of everything foundryd raises."""
+
+    reason = "error"
+
+
+class UsageError(FoundrydError):
+    """An argument or a setting is wrong."""
+
+    reason = "usage"
+
+
+# --- archive ---------------------------------------------------------------------------------------------------------
+
+
+class ArchiveError(FoundrydError):
+    """An archive cannot be read or written."""
+
+    reason = "archive"
+
+
+class ArchiveFormatError(ArchiveError):
+    """The file is not an archive, is truncated, or says something impossible about itself."""
+
+    reason = "archive_format"
+
+
+class ArchiveVersionError(ArchiveError):
+    """The file needs another reader."""
+
+    reason = "archive_version"
+
+
+class ArchiveDigestError(ArchiveError):
+    """Bytes of the file are not those that were written."""
+
+    reason = "archive_digest"
+
+
+class NotInArchiveError(ArchiveError):
+    """The archive does not have that variant, rank, graph or section."""
+
+    reason = "not_in_archive"
+
+
+class IdentityMismatch(FoundrydError):
+    """This machine or process is not one that the archive can be restored on."""
+
+    reason = "identity"
+
+
+# --- capture ---------------------------------------------------------------------------------------------------------
+
+
+class CaptureError(FoundrydError):
+    """Recording an engine failed."""
+
+    reason = "capture"
+
+
+class UnexplainedWord(CaptureError):
+    """A word differs between ranks and no rule explains it."""
+
+    reason = "unexplained_word"
+
+
+class UnexplainedContent(CaptureError):
+    """The content of an allocation differs between ranks, and it was not proven dead."""
+
+    reason = "unexplained_content"
+
+
+class HeldOutMismatch(CaptureError):
+    """The inferred rules do not reproduce the rank that inference never saw."""
+
+    reason = "held_out"
+
+
+class UnsupportedNode(CaptureError):
+    """A graph has a node that cannot be restored exactly."""
+
+    reason = "unsupported_node"
+
+
+# --- daemon ----------------------------------------------------------------------------------------------------------
+
+
+class DaemonError(FoundrydError):
+    """The daemon refused or failed."""
+
+    reason = "daemon"
+
+
+class DaemonNotRunning(DaemonError):
+    """Nobody answers in the runtime directory."""
+
+    reason = "daemon_not_running"
+
+
+class DaemonAlreadyRunning(DaemonError):
+    """Another daemon holds the runtime directory."""
+
+    reason = "daemon_already_running"
+
+
+class ProtocolError(DaemonError):
+    """A peer said something that the protocol does not have."""
+
+    reason = "protocol"
+
+
+class LeaseLost(DaemonError):
+    """The lease ended: the door connection closed."""
+
+    reason = "lease_lost"
+
+
+# --- restore ---------------------------------------------------------------------------------------------------------
+
+
+class RestoreError(FoundrydError):
+    """A restore could not be done exactly; the engine captures natively instead."""
+
+    reason = "restore"
+
+
+class HookMissing(RestoreError):
+    """The hook library is not preloaded into this process."""
+
+    reason = "hook_missing"
+
+
+class AttachTooLate(RestoreError):
+    """A CUDA context existed before ``attach``."""
+
+    reason = "attach_too_late"
+
+
+class LayoutDiverged(RestoreError):
+    """The engine's allocations are not those of the recording."""
+
+    reason = "layout_diverged"
+
+
+class CommunicatorMismatch(RestoreError):
+    """A communicator of this process is not the one in the archive."""
+
+    reason = "communicator"
+
+
+class OpListMismatch(RestoreError):
+    """Two ranks of a communicator would issue different collectives."""
+
+    reason = "op_list"
+
+
+class PeerFailed(RestoreError):
+    """Another rank of the group could not restore, so none may."""
+
+    reason = "peer_failed"
+
+
+class DeadlineExceeded(RestoreError):
+    """Something that another rank owes did not come in time."""
+
+    reason = "deadline"
+
+
+class DriverCallFailed(RestoreError):
+    """A CUDA driver or NCCL call failed."""
+
+    reason = "driver_call"
+
+
+class GenerationFenced(RestoreError):
+    """The handle belongs to a generation that the group has left."""
+
+    reason = "generation_fenced"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting that comes from the environment, in one object, read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+
+from foundryd.errors import UsageError
+
+
+class Mode(Enum):
+    """What ``GraphSet`` does with a graph."""
+
+    OFF = "off"
+    CAPTURE = "capture"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The process's settings.
+
+    Attributes
+    ----------
+    mode : ``FOUNDRYD_MODE``: unset, ``capture`` or ``restore``.
+    archive : ``FOUNDRYD_ARCHIVE``: a name that the daemon knows, or the path of a file.
+    group : ``FOUNDRYD_GROUP``: replicas on one node that serve together.
+    variant : ``FOUNDRYD_VARIANT``: parallel configuration, ``ep=8`` or ``tp=2,ep=4``.
+    recording : ``FOUNDRYD_RECORDING``: where a capture writes.
+    reference : ``FOUNDRYD_REFERENCE``: the control run's counterpart, an earlier recording of the same rank.
+    runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
+    log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
+    rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
+    """
+
+    mode: Mode = Mode.OFF
+    archive: str = ""
+    group: str = "default"
+    variant: str = ""
+    recording: Path | None = None
+    reference: Path | None = None
+    runtime_dir: Path = Path("/run/foundryd")
+    log: str = "warning"
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Reads the environment; raises ``UsageError`` for a value that cannot be."""
+        env = os.environ if env is None else env
+        mode = env.get("FOUNDRYD_MODE", "") or "off"
+        if mode not in {m.value for m in Mode}:
+            raise UsageError(f"FOUNDRYD_MODE is {mode!r}, not 'capture' or 'restore': unset it or correct it")
+        log = env.get("FOUNDRYD_LOG", "warning").lower()
+        if log not in {"debug", "info", "warning", "error"}:
+            raise UsageError(f"FOUNDRYD_LOG is {log!r}, not debug, info, warning or error")
+        rank = _integer(env, "RANK", 0)
+        return cls(
+            mode=Mode(mode),
+            archive=env.get("FOUNDRYD_ARCHIVE", ""),
+            group=env.get("FOUNDRYD_GROUP", "default"),
+            variant=env.get("FOUNDRYD_VARIANT", ""),
+            recording=_path(env, "FOUNDRYD_RECORDING"),
+            reference=_path(env, "FOUNDRYD_REFERENCE"),
+            runtime_dir=default_runtime_dir(env),
+            log=log,
+            rank=rank,
+            local_rank=_integer(env, "LOCAL_RANK", rank),
+            world_size=_integer(env, "WORLD_SIZE", 1),
+        )
+
+
+def default_runtime_dir(env: Mapping[str, str]) -> Path:
+    """The runtime directory by the rules above; it need not exist."""
+    if env.get("FOUNDRYD_RUNTIME_DIR"):
+        return Path(env["FOUNDRYD_RUNTIME_DIR"])
+    if os.geteuid() != 0 and env.get("XDG_RUNTIME_DIR"):
+        return Path(env["XDG_RUNTIME_DIR"]) / "foundryd"
+    return Path("/run/foundryd")
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise UsageError(f"{name} is {text!r}, not a number from 0: correct it")
+    return value
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The process's settings, read from the environment at the first call."""
+    return Settings.from_env()

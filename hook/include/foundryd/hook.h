@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one public interface of libfoundryd_hook.so.  The library is preloaded; nothing links to it.  A client finds
+// `fdy_hook_api` with dlsym(RTLD_DEFAULT, ...) and talks through the table that it returns.
+//
+// Every function answers 0 or an fdy_status; the details of the last failure on this thread are in
+// `last_error`.  Nothing here throws, aborts or exits.  All functions may be called from any thread.
+#ifndef FOUNDRYD_HOOK_H
+#define FOUNDRYD_HOOK_H
+
+#include <stddef.h>
+
+#include "foundryd/records.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FDY_HOOK_ABI 1
+
+typedef enum fdy_status {
+  FDY_OK = 0,
+  FDY_ERROR_DRIVER = 1,        // a driver call failed: `code` is its CUresult, `call` its name
+  FDY_ERROR_NCCL = 2,          // an NCCL call failed: `code` is its ncclResult_t, `call` its name
+  FDY_ERROR_INVALID = 3,       // an argument is wrong
+  FDY_ERROR_STATE = 4,         // called at the wrong time (layout after the first context, say)
+  FDY_ERROR_DIVERGED = 5,      // the engine left the recorded allocation sequence
+  FDY_ERROR_UNSUPPORTED = 6,   // a node, an allocation or a container that cannot be restored exactly
+  FDY_ERROR_MEMORY = 7,        // a reservation or mapping did not come out as it must
+  FDY_ERROR_NOT_FOUND = 8
+} fdy_status;
+
+typedef struct fdy_error {
+  int32_t status;  // fdy_status
+  int32_t code;
+  char call[64];
+  char message[512];  // one sentence: the cause, both values, what to do
+} fdy_error;
+
+typedef enum fdy_mode { FDY_MODE_OFF = 0, FDY_MODE_CAPTURE = 1, FDY_MODE_RESTORE = 2 } fdy_mode;
+
+typedef struct fdy_report {
+  uint32_t mode;            // fdy_mode
+  uint32_t rows_installed;  // hook rows whose original was found so far
+  uint32_t contexts;        // contexts created or retained in this process
+  uint32_t reserved;
+  uint64_t arena_base;      // 0 before the first context
+  uint64_t arena_stride;    // bytes of address space for each arena
+  fdy_counters engine;
+  fdy_counters communication;
+} fdy_report;
+
+// A growable array that the callee fills and the caller frees with `free_buffer`.
+typedef struct fdy_buffer {
+  void *data;
+  uint64_t bytes;
+} fdy_buffer;
+
+// What restore must reproduce.  Set before the first context.
+typedef struct fdy_layout {
+  uint64_t arena_base;
+  uint64_t arena_stride;
+  const fdy_allocation *allocations;  // every arena's whole recorded sequence
+  uint64_t allocation_count;
+} fdy_layout;
+
+// A graph as it is read and as it is built.  `strings` are not needed: functions are indices into the table that the
+// caller holds (reading: hook function ids; building: the `functions` array of fdy_build).
+typedef struct fdy_graph {
+  const fdy_node *nodes;
+  uint64_t node_count;
+  const fdy_edge *edges;
+  uint64_t edge_count;
+  const fdy_attribute *attributes;
+  uint64_t attribute_count;
+  const uint8_t *params;
+  uint64_t param_bytes;
+  const struct fdy_graph *children;
+  uint64_t child_count;
+} fdy_graph;
+
+typedef struct fdy_hook {
+  uint32_t abi;    // FDY_HOOK_ABI
+  uint32_t bytes;  // sizeof(fdy_hook)
+
+  void (*last_error)(fdy_error *out);
+  void (*free_buffer)(fdy_buffer *buffer);
+  int (*report)(fdy_report *out);
+
+  // --- memory ---
+  // Selects the arena for allocations of the calling thread; pushes nest.
+  int (*arena_push)(uint32_t arena);
+  int (*arena_pop)(void);
+  // RESTORE only, before the first context.
+  int (*set_layout)(const fdy_layout *layout);
+  // Every allocation of every arena so far, as fdy_allocation[].
+  int (*allocations)(fdy_buffer *out);
+  // Compares the sequences of weights, kv and io with the layout.  `out->kind` is NONE if they agree.
+  int (*divergence)(fdy_divergence *out);
+  // Maps every held range that the engine did not allocate itself; zero-filled.
+  int (*map_held)(void);
+  // Synchronous copies between host memory and any device address.
+  int (*upload)(uint64_t address, const void *data, uint64_t bytes);
+  int (*download)(uint64_t address, void *data, uint64_t bytes);
+
+  // --- modules ---
+  int (*modules)(fdy_buffer *out);                       // fdy_module[]
+  int (*module_image)(uint32_t module, fdy_buffer *out); // the exact container
+  // Functions used by the graphs read so far.
+  int (*functions)(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings);
+  // Writable globals of a module whose bytes differ from a fresh load of the same image.
+  int (*changed_globals)(uint32_t module, fdy_buffer *globals, fdy_buffer *strings);
+  // Every global of a module that the program asked for or that the image names: to symbolise parameters.
+  int (*module_globals)(uint32_t module, fdy_buffer *globals, fdy_buffer *strings);
+  int (*load_module)(uint32_t api, const void *image, uint64_t bytes, uint32_t *module);
+  int (*global_address)(uint32_t module, const char *name, uint64_t *address, uint64_t *bytes);
+  // Resolves a function, applies its settings and loads it in full (cuFuncLoad).  The handle is for fdy_build.
+  int (*load_function)(uint32_t module, const char *name, const fdy_setting *settings, uint64_t setting_count,
+                       uint64_t *function);
+
+  // --- graphs ---
+  // Reads a captured CUgraph.  The result is one block, freed with `free_graph`.
+  int (*read_graph)(void *graph, fdy_graph **out);
+  void (*free_graph)(fdy_graph *graph);
+  // Builds a CUgraph.  `functions[i]` is the handle for node.function == i; `comm_graphs[g]` is the small graph
+  // (from comm_reissue) for node.comm_group == g.
+  int (*build_graph)(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
+                     void *const *comm_graphs, uint64_t comm_graph_count, void **out);
+  // Frees a CUgraph that build_graph or comm_reissue made.
+  int (*destroy_graph)(void *graph);
+
+  // --- communication ---
+  int (*comm_declare)(void *communicator, const uint32_t *ranks, uint64_t count);
+  int (*communicators)(fdy_buffer *communicators, fdy_buffer *ranks);  // fdy_communicator[], uint32_t[]
+  // Collective calls recorded under stream capture, in order, as fdy_comm_op[].
+  int (*comm_ops)(fdy_buffer *out);
+  // Issues the calls of one group again under capture on a private stream.  `ops[i].communicator` is the slot.
+  int (*comm_reissue)(const fdy_comm_op *ops, uint64_t count, void **graph);
+} fdy_hook;
+
+// NULL if `abi` is not supported.
+typedef const fdy_hook *(*fdy_hook_api_fn)(uint32_t abi);
+const fdy_hook *fdy_hook_api(uint32_t abi);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // FOUNDRYD_HOOK_H
