@@ -32,7 +32,7 @@ class Settings:
     group : ``FOUNDRYD_GROUP``: replicas on one node that serve together.
     variant : ``FOUNDRYD_VARIANT``: parallel configuration, ``ep=8`` or ``tp=2,ep=4``.
     recording : ``FOUNDRYD_RECORDING``: where a capture writes.
-    reference : ``FOUNDRYD_REFERENCE``: the control run's counterpart, an earlier recording of the same rank.
+    references : ``FOUNDRYD_REFERENCE``: for a control run, the recordings it compares itself with, joined by colons.
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
@@ -43,7 +43,7 @@ class Settings:
     group: str = "default"
     variant: str = ""
     recording: Path | None = None
-    reference: Path | None = None
+    references: tuple[Path, ...] = ()
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
     rank: int = 0
@@ -67,7 +67,7 @@ class Settings:
             group=env.get("FOUNDRYD_GROUP", "default"),
             variant=env.get("FOUNDRYD_VARIANT", ""),
             recording=_path(env, "FOUNDRYD_RECORDING"),
-            reference=_path(env, "FOUNDRYD_REFERENCE"),
+            references=tuple(Path(p) for p in env.get("FOUNDRYD_REFERENCE", "").split(":") if p),
             runtime_dir=default_runtime_dir(env),
             log=log,
             rank=rank,

@@ -1,1 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The ``foundryd`` command: one module a subcommand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module
+
+import typer
+
+from foundryd.errors import FoundrydError
+
+_COMMANDS = ("demo", "capture", "run", "start", "stop", "status", "ls", "logs", "verify", "inspect")
+
+
+def build() -> typer.Typer:
+    """The command with all its subcommands; a module may give typer's options for its own in ``OPTIONS``."""
+    app = typer.Typer(
+        name="foundryd",
+        help="Restore the CUDA graphs of LLM engines instead of capturing them.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name in _COMMANDS:
+        module = import_module(f"foundryd.cli.{name}")
+        app.command(name, **getattr(module, "OPTIONS", {}))(getattr(module, name))
+    return app
+
+
+def main() -> None:
+    """Entry point: a failure is one sentence on standard error and exit code 1."""
+    logging.basicConfig(
+        level=os.environ.get("FOUNDRYD_LOG", "warning").upper(), format="foundryd: %(levelname)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        build()()
+    except FoundrydError as error:
+        print(f"foundryd: {error}", file=sys.stderr)
+        sys.exit(1)

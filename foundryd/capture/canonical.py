@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of one process in the form that an archive holds: numbered by first use, without nested children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from foundryd._native import _hook
+from foundryd.errors import UnsupportedNode
+
+NONE = 0xFFFFFFFF  # FDY_NONE
+KERNEL, MEMCPY, MEMSET, EMPTY, CHILD, COMM = range(6)  # fdy_node_type
+
+
+@dataclass
+class Graph:
+    """One captured graph; arrays have the dtypes of ``records.h``, ``params`` is uint8."""
+
+    key: Any
+    nodes: np.ndarray
+    edges: np.ndarray
+    attributes: np.ndarray
+    params: np.ndarray
+    outputs: Any = None
+    instantiate_flags: int = 0
+
+    @property
+    def block(self) -> np.ndarray:
+        """Bytes that a rank must reproduce: nodes, then parameters (uint8)."""
+        return np.concatenate([self.nodes.view(np.uint8).reshape(-1), self.params])
+
+    def param_start(self) -> int:
+        """Offset of the parameters in ``block``."""
+        return int(self.nodes.nbytes)
+
+
+def flatten(graph: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes, edges, attributes and parameters of a graph with its child graphs spliced in.
+
+    A child's roots take over the edges into the child node and its leaves the edges out of it; a child without nodes
+    becomes an empty node.  Placeholders of communication keep nothing of their child.
+    """
+    nodes = graph.nodes.copy()
+    nodes["child"][nodes["type"] == COMM] = NONE
+    if not (nodes["type"] == CHILD).any():
+        return nodes, graph.edges, graph.attributes, graph.params
+
+    out_nodes: list[np.ndarray] = []
+    out_attributes: list[np.ndarray] = []
+    out_params: list[np.ndarray] = []
+    out_edges: list[np.ndarray] = []
+    entry: list[list[int]] = []
+    leave: list[list[int]] = []
+    counts = [0, 0, 0]
+
+    def append(part: np.ndarray, attributes: np.ndarray, params: np.ndarray) -> int:
+        first = counts[0]
+        part = part.copy()
+        part["attribute_first"] += counts[1]
+        part["param_offset"] += counts[2]
+        padded = np.zeros(-(-len(params) // 16) * 16, np.uint8)
+        padded[: len(params)] = params
+        out_nodes.append(part)
+        out_attributes.append(attributes)
+        out_params.append(padded)
+        counts[0] += len(part)
+        counts[1] += len(attributes)
+        counts[2] += len(padded)
+        return first
+
+    own_attributes, own_params = graph.attributes, graph.params
+    append(nodes[:0], own_attributes, own_params)
+    for node in nodes:
+        one = np.array([node], nodes.dtype)
+        if node["type"] != CHILD:
+            first = counts[0]
+            out_nodes.append(one)
+            counts[0] += 1
+            entry.append([first])
+            leave.append([first])
+            continue
+        child_nodes, child_edges, child_attributes, child_params = flatten(graph.children[int(node["child"])])
+        if len(child_nodes) == 0:
+            one["type"], one["child"] = EMPTY, NONE
+            first = counts[0]
+            out_nodes.append(one)
+            counts[0] += 1
+            entry.append([first])
+            leave.append([first])
+            continue
+        first = append(child_nodes, child_attributes, child_params)
+        shifted = child_edges.copy()
+        shifted["from"] += first
+        shifted["to"] += first
+        out_edges.append(shifted)
+        entry.append([first + i for i in range(len(child_nodes)) if i not in set(child_edges["to"].tolist())])
+        leave.append([first + i for i in range(len(child_nodes)) if i not in set(child_edges["from"].tolist())])
+    for edge in graph.edges:
+        sources, targets = leave[int(edge["from"])], entry[int(edge["to"])]
+        if edge["type"] != 0 and (len(sources) != 1 or len(targets) != 1):
+            raise UnsupportedNode("a programmatic edge touches a child graph, which cannot be spliced: capture without it")
+        pairs = np.repeat(np.array([edge], graph.edges.dtype), len(sources) * len(targets))
+        pairs["from"] = np.repeat(sources, len(targets))
+        pairs["to"] = np.tile(targets, len(sources))
+        out_edges.append(pairs)
+    return (
+        np.concatenate(out_nodes),
+        np.concatenate(out_edges) if out_edges else graph.edges[:0],
+        np.concatenate(out_attributes),
+        np.concatenate(out_params),
+    )
+
+
+@dataclass
+class Numbering:
+    """Numbers things by first use over all graphs, so that two ranks number alike."""
+
+    numbers: dict[Any, int] = field(default_factory=dict)
+
+    def of(self, thing: Any) -> int:
+        """Number of ``thing``, new or known."""
+        return self.numbers.setdefault(thing, len(self.numbers))
+
+    def map(self, values: np.ndarray, key: Callable[[int], Any] = lambda v: v) -> np.ndarray:
+        """``values`` renumbered, in order; ``NONE`` stays."""
+        return np.array([NONE if v == NONE else self.of(key(int(v))) for v in values.tolist()], np.uint32)
+
+
+def canonical(
+    key: Any,
+    graph: Any,
+    functions: Numbering,
+    groups: Numbering,
+    group_key: Callable[[int], Any],
+    *,
+    outputs: Any = None,
+    instantiate_flags: int = 0,
+) -> Graph:
+    """The canonical form of a graph that the hook read; ``group_key`` tells the content of a communication group."""
+    nodes, edges, attributes, params = flatten(graph)
+    nodes = nodes.copy()
+    nodes["function"] = functions.map(nodes["function"])
+    nodes["comm_group"] = groups.map(nodes["comm_group"], group_key)
+    order = np.lexsort((edges["to_port"], edges["from_port"], edges["to"], edges["from"]))
+    return Graph(key, nodes, edges[order], attributes, params, outputs, instantiate_flags)
+
+
+# What members of one template share of a node; see fdy_node.
+_SHARED = ("type", "param_kind", "param_offset", "param_bytes", "attribute_first", "attribute_count", "child")
+
+
+def template_key(graph: Graph) -> bytes:
+    """Equal for graphs that may share a template: node types, edges with their data, attributes, parameter layout."""
+    shared = np.stack([graph.nodes[name] for name in _SHARED]) if len(graph.nodes) else np.zeros(0, np.uint32)
+    return b"|".join(
+        [
+            np.ascontiguousarray(shared).tobytes(),
+            np.ascontiguousarray(graph.edges).tobytes(),
+            np.ascontiguousarray(graph.attributes).tobytes(),
+            len(graph.params).to_bytes(8, "little"),
+        ]
+    )
+
+
+def field_table(nodes: np.ndarray, function_fields: list[list[tuple[int, int]]]) -> np.ndarray:
+    """Boundaries of the fields of a member block: int64 [n][2] of (offset, bytes), ascending.
+
+    Every number of a node is a field; a kernel's parameters are as its function declares them; a driver struct of a
+    memcpy or memset node is fields of 8 bytes.
+    """
+    start = int(nodes.nbytes)
+    table = [np.stack([np.arange(0, start, 4), np.full(start // 4, 4)], axis=1)] if start else []
+    for node in nodes:
+        base = start + int(node["param_offset"])
+        if node["type"] == KERNEL:
+            fields = function_fields[int(node["function"])]
+            if fields:
+                table.append(np.array(fields, np.int64) + [base, 0])
+        elif node["param_bytes"]:
+            count = int(node["param_bytes"]) // 8
+            table.append(np.stack([base + 8 * np.arange(count), np.full(count, 8)], axis=1))
+    return np.concatenate(table).astype(np.int64) if table else np.zeros((0, 2), np.int64)
+
+
+def wide_words(graph: Graph, function_fields: list[list[tuple[int, int]]]) -> np.ndarray:
+    """Offsets in the block, int64 [n], of every aligned 8-byte word of a parameter that could hold an address."""
+    offsets = []
+    for offset, size in field_table(graph.nodes, function_fields)[len(graph.nodes) * graph.nodes.dtype.itemsize // 4 :].tolist():
+        first = -(-offset // 8) * 8
+        offsets.extend(range(first, offset + size - 7, 8))
+    return np.array(offsets, np.int64)
+
+
+def node_dtype() -> np.dtype[Any]:
+    """``fdy_node``."""
+    return _hook.node_dtype

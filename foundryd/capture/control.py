@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control run: a captured rank again, which compares itself with the other recordings and proves what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from foundryd.capture.canonical import Graph
+from foundryd.capture.proofs import Memory, noise_words, prove_dead, prove_noise
+from foundryd.capture.recording import Recording
+from foundryd.errors import CaptureError
+from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
+from foundryd.session.driver import call
+from foundryd.session.native import NativeGraph
+
+
+def prove(
+    hook: Any,
+    ours: Recording,
+    references: Sequence[Recording],
+    natives: Sequence[NativeGraph],
+    module_ids: Sequence[int],
+) -> dict[str, Any]:
+    """Notes for the control's recording: ``proven_dead`` [[address, bytes]] and ``proven_noise`` [[block, offset]].
+
+    Raises ``CaptureError`` if no reference is a capture of the same rank.
+    """
+    same = next((r for r in references if r.rank == ours.rank), None)
+    if same is None:
+        ranks = sorted(r.rank for r in references)
+        raise CaptureError(f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}")
+    stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    try:
+        memory = Memory(hook)
+        dead = prove_dead(memory, [_replay(n, stream) for n in natives], _differing(ours, references))
+        noise = _prove_noise(hook, module_ids, ours, same, memory, stream)
+    finally:
+        call("cuStreamDestroy", stream)
+    sizes = dict(memory.ranges)
+    return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": noise}
+
+
+def _replay(native: NativeGraph, stream: Any) -> Callable[[], None]:
+    def run() -> None:
+        native.replay(int(stream))
+        call("cuStreamSynchronize", stream)
+
+    return run
+
+
+def _differing(ours: Recording, references: Sequence[Recording]) -> set[int]:
+    """Addresses of allocations whose content is not the same in every recording."""
+    every = [ours, *references]
+    digests: dict[int, set[bytes]] = {}
+    for recording in every:
+        for content in recording.contents:
+            digests.setdefault(content.address, set()).add(content.data.tobytes())
+    holders = {a: sum(any(c.address == a for c in r.contents) for r in every) for a in digests}
+    return {a for a, seen in digests.items() if len(seen) > 1 or holders[a] < len(every)}
+
+
+def _prove_noise(
+    hook: Any, module_ids: Sequence[int], ours: Recording, same: Recording, memory: Memory, stream: Any
+) -> list[list[int]]:
+    words = [noise_words(a, b) for a, b in zip(ours.graphs, same.graphs, strict=True)]
+    if not any(len(w) for w in words):
+        return []
+    generator = np.random.default_rng(ours.rank)
+    bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
+    small = SmallGraphs(hook)
+    proven: list[list[int]] = []
+    try:
+        small.issue(ours.comm_ops)
+        for block, (graph, offsets) in enumerate(zip(ours.graphs, words, strict=True)):
+            relocations = ours.relocations[ours.relocations["block"] == block]
+
+            def replay_with(params: np.ndarray, graph: Graph = graph, relocations: np.ndarray = relocations) -> None:
+                changed = np.concatenate([graph.block[: graph.param_start()], params])
+                bindings.relocate(changed, relocations)
+                built = BuiltGraph(
+                    hook,
+                    graph.nodes,
+                    graph.edges,
+                    graph.attributes,
+                    changed[graph.param_start() :],
+                    bindings.functions,
+                    small.handles,
+                )
+                try:
+                    built.launch(int(stream))
+                    call("cuStreamSynchronize", stream)
+                finally:
+                    built.close()
+
+            proven += [[block, o] for o in prove_noise(memory, graph, offsets, replay_with, generator)]
+    finally:
+        small.close()
+    return proven

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of sampled ranks in, one variant for every rank out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from foundryd.archive import index as ix
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.writer import ArchiveWriter
+from foundryd.capture.recording import (
+    ContentRecord,
+    Ranked,
+    Recording,
+    arena_name,
+    make_index,
+    pack,
+    unpack,
+    unpack_ranked,
+)
+from foundryd.errors import CaptureError, HeldOutMismatch
+from foundryd.rankpatch.infer import Inference, RankView, infer
+from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.verify import check_held_out
+
+
+@dataclass
+class Merge:
+    """The state of one variant's merge; ``undecided`` and ``image_ranks`` name ranks to capture before it can end."""
+
+    mesh: Mesh
+    recordings: list[Recording]  # the first is the reference
+    inference: Inference
+    proven_noise: set[tuple[int, int]]
+    dead: set[int]
+
+    @property
+    def reference(self) -> Recording:
+        """The rank that others are described by."""
+        return self.recordings[0]
+
+    @property
+    def undecided(self) -> list[int]:
+        """Ranks whose capture would decide between rules that fit so far."""
+        return list(self.inference.undecided)
+
+    @property
+    def image_ranks(self) -> list[int]:
+        """Ranks whose images are needed and were not captured: some function's code differs between ranks."""
+        if not any(len(d) > 1 for d in self._digests()):
+            return []
+        have = {r.rank for r in self.recordings}
+        return [r for r in range(self.mesh.world) if r not in have]
+
+    def _digests(self) -> list[set[str]]:
+        return [{r.modules[i].digest for r in self.recordings} for i in range(len(self.reference.modules))]
+
+    def check(self, held_out: Recording) -> None:
+        """Raises ``HeldOutMismatch`` unless the rules reproduce a rank that inference did not see."""
+        self._same_structure(held_out, HeldOutMismatch)
+        ours = without(held_out, self.dead)
+        known = {c.address for c in self.reference.contents}
+        for content in ours.contents:
+            if content.address not in known:
+                raise HeldOutMismatch(
+                    f"allocation {content.ordinal} of arena {arena_name(content.arena)} ({len(content.data)} bytes at "
+                    f"{content.address:#x}) is not zero on the held-out rank {held_out.rank} and zero on every other: have "
+                    "the engine fill it alike"
+                )
+        ours = align_contents([self.reference, ours])[1]
+        check_held_out(
+            self.inference.rules,
+            self.inference.tables,
+            self.reference.blocks(),
+            ours.blocks(),
+            mesh=self.mesh,
+            rank=held_out.rank,
+            describe=self.reference.describe,
+        )
+
+    def add_images(self, recording: Recording) -> None:
+        """Takes a further rank in for its images only; its words must be what the rules say."""
+        self.check(recording)
+        self.recordings.append(align_contents([self.reference, without(recording, self.dead)])[1])
+
+    def _same_structure(self, other: Recording, error: type[CaptureError]) -> None:
+        same_structure(self.reference, other, error)
+
+    def ranked(self, control: int | None, held_out: int | None) -> Ranked:
+        """What ``pack`` adds to the reference."""
+        images, by_rank = [], []
+        for i, digests in enumerate(self._digests()):
+            images.append({r.modules[i].digest: r.modules[i].image for r in self.recordings})
+            owners: list[str | None] = [None] * self.mesh.world
+            for recording in self.recordings:
+                owners[recording.rank] = recording.modules[i].digest
+            by_rank.append(owners if len(digests) > 1 else None)
+        captured = sorted({r.rank for r in self.recordings} | ({held_out} if held_out is not None else set()))
+        rank_class = ix.RankClass(list(range(self.mesh.world)), captured, control, held_out)
+        return Ranked(self.inference.rules, self.inference.tables, rank_class, images, by_rank)
+
+
+def merge(recordings: Sequence[Recording], control: Recording, *, complete: bool) -> Merge:
+    """Infers the rules of a variant from its sampled ranks and the control.
+
+    Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.
+    """
+    reference = recordings[0]
+    mesh = Mesh.parse(reference.variant)
+    for other in [*recordings[1:], control]:
+        same_structure(reference, other, CaptureError)
+    dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
+    *living, control = align_contents([without(r, dead) for r in [*recordings, control]])
+    noise = {(int(b), int(o)) for b, o in control.notes.get("proven_noise", [])}
+    inference = infer(
+        [RankView(r.rank, r.blocks()) for r in living],
+        mesh=mesh,
+        control=RankView(control.rank, control.blocks()),
+        proven_noise=noise,
+        fields=living[0].fields(),
+        describe=living[0].describe,
+        complete=complete,
+    )
+    return Merge(mesh, living, inference, noise, dead)
+
+
+def without(recording: Recording, dead: set[int]) -> Recording:
+    """The recording without the content that was proven dead."""
+    return replace(recording, contents=[c for c in recording.contents if c.address not in dead])
+
+
+def same_structure(reference: Recording, other: Recording, error: type[CaptureError]) -> None:
+    """Raises ``error`` naming the first part in which two ranks are not built alike."""
+    theirs = other.structure()
+    for part, ours in reference.structure().items():
+        if ours != theirs[part]:
+            detail = _first_difference(ours, theirs[part])
+            raise error(
+                f"rank {other.rank} differs from rank {reference.rank} in its {part}{detail}: ranks of one class must be "
+                "built alike, so declare the boundary or make the engine deterministic"
+            )
+    if not np.array_equal(reference.allocations, other.allocations):
+        raise error(_allocation_difference(reference, other))
+
+
+def _first_difference(ours: object, theirs: object) -> str:
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if len(ours) != len(theirs):
+            return f" ({len(ours)} against {len(theirs)})"
+        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        if isinstance(ours[place], bytes):
+            return f" (number {place})"
+        return f" (number {place}: {ours[place]} against {theirs[place]})"
+    return "" if isinstance(ours, bytes) else f" ({ours} against {theirs})"
+
+
+def _allocation_difference(reference: Recording, other: Recording) -> str:
+    ours, theirs = reference.allocations, other.allocations
+    for a, b in zip(ours, theirs, strict=False):
+        if a != b:
+            return (
+                f"allocation {a['ordinal']} of arena {arena_name(int(a['arena']))} is {a['bytes']} bytes at {a['address']:#x} on "
+                f"rank {reference.rank} and allocation {b['ordinal']} of arena {arena_name(int(b['arena']))} is {b['bytes']} bytes at "
+                f"{b['address']:#x} on rank {other.rank}: make the engine allocate alike on every rank"
+            )
+    return (
+        f"rank {reference.rank} made {len(ours)} allocations and rank {other.rank} made {len(theirs)}: make the engine "
+        "allocate alike on every rank"
+    )
+
+
+def align_contents(recordings: Sequence[Recording]) -> list[Recording]:
+    """Gives every recording the same content ranges: a range that is all zero on one rank is zeros there."""
+    ranges = {c.address: c for r in recordings for c in r.contents}
+    out = []
+    for recording in recordings:
+        own = {c.address: c for c in recording.contents}
+        contents = [
+            own.get(a) or ContentRecord(a, c.arena, c.ordinal, np.zeros(len(c.data), np.uint8))
+            for a, c in sorted(ranges.items())
+        ]
+        out.append(replace(recording, contents=contents))
+    return out
+
+
+def write_archive(
+    path: Path, merges: Sequence[tuple[Merge, int | None, int | None]], append_to: Path | None = None
+) -> None:
+    """Writes the archive of the given variants, each with its control and held-out rank.
+
+    With ``append_to`` the variants of that archive are kept, but for those that are given again.
+    """
+    reference = merges[0][0].reference
+    notes = {m.reference.variant: m.reference.notes for m, _, _ in merges}
+    new = {m.reference.variant for m, _, _ in merges}
+    with ArchiveWriter(path) as writer:
+        variants = []
+        if append_to is not None:
+            with ArchiveReader.open(append_to) as old:
+                old.verify()
+                _same_identity(old.index.identity, reference.identity, append_to)
+                kept = [v for v in old.index.variants if v.name not in new]
+                variants = [pack(writer, unpack(old, v), unpack_ranked(old, v)) for v in kept]
+                notes = {v.name: old.index.notes.get(v.name, {}) for v in kept} | notes
+        variants += [pack(writer, m.reference, m.ranked(control, held_out)) for m, control, held_out in merges]
+        writer.finish(make_index("archive", reference.identity, variants, notes))
+
+
+def _same_identity(old: dict[str, ix.IdentityField], new: dict[str, ix.IdentityField], path: Path) -> None:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            before = old[name].value if name in old else "absent"
+            now = new[name].value if name in new else "absent"
+            raise CaptureError(f"{path} was captured with {name} {before} and this capture has {now}: write a new archive")

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inside a capturing engine: turns what the hook saw into a recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foundryd._native import _rankpatch
+from foundryd.archive import index as ix
+from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
+from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
+from foundryd.errors import CaptureError
+from foundryd.rankpatch.mesh import Mesh
+from foundryd.session.arena import ARENAS
+from foundryd.session.native import NativeGraph
+from foundryd.settings import Settings
+
+# Arenas whose bytes restore must bring: the others are filled by the engine.
+_CONTENT_ARENAS = tuple(ARENAS.index(a) for a in ("default", "graph", "host"))
+
+
+class Recorder:
+    """Collects graphs as the engine captures them; ``recording`` assembles the whole."""
+
+    def __init__(self, hook: Any, settings: Settings, identity: dict[str, ix.IdentityField]) -> None:
+        self._hook = hook
+        self._settings = settings
+        self._identity = identity
+        self._captured: list[tuple[Any, Any, NativeGraph]] = []
+        self.module_ids: list[int] = []  # the hook's module for each module of the last recording
+
+    @property
+    def natives(self) -> list[NativeGraph]:
+        """The process's own graphs, in the order of the recording's."""
+        return [native for _, _, native in self._captured]
+
+    def add(self, key: Any, native: NativeGraph) -> None:
+        """Reads a captured graph; raises ``UnsupportedNode`` if it has a node that cannot be restored exactly."""
+        if any(key == known for known, _, _ in self._captured):
+            raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
+        self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
+
+    def recording(self) -> Recording:
+        """The recording as things are now; call when every graph is captured and no work is in flight."""
+        hook = self._hook
+        mesh = Mesh.parse(self._settings.variant)
+        report = hook.report()
+        ops = hook.comm_ops()
+        functions, groups = Numbering(), Numbering()
+        op_rows = {int(g): ops[ops["group"] == g] for g in np.unique(ops["group"])}
+
+        def group_key(group: int) -> bytes:
+            rows = op_rows[group].copy()
+            rows["group"] = 0
+            return rows.tobytes()
+
+        graphs = [
+            canonical(
+                key, arrays, functions, groups, group_key, outputs=native.outputs, instantiate_flags=native.instantiate_flags
+            )
+            for key, arrays, native in self._captured
+        ]
+        modules = Numbering()
+        described = self._functions(functions, modules)
+        self.module_ids = list(modules.numbers)
+        images, symbol_ranges = self._modules(modules)
+        symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
+        return Recording(
+            variant=str(mesh),
+            world=mesh.world,
+            rank=self._settings.rank,
+            identity=self._identity,
+            arena_base=report["arena_base"],
+            arena_stride=report["arena_stride"],
+            allocations=self._allocations(),
+            graphs=graphs,
+            functions=described,
+            modules=images,
+            symbols=symbols,
+            relocations=relocations,
+            communicators=self._communicators(mesh, ops),
+            comm_ops=self._distinct_ops(groups, ops.dtype),
+            contents=self._contents(),
+            notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
+        )
+
+    def _functions(self, functions: Numbering, modules: Numbering) -> list[ix.Function]:
+        """Describes the functions that ``functions`` numbered, and numbers their modules by first use."""
+        known = self._hook.functions()
+        live = {int(m["id"]): m for m in self._hook.modules()}
+        described = []
+        for number in functions.numbers:
+            function = known[number]
+            module = live[int(function.module)]
+            if module["communication"]:
+                raise CaptureError(
+                    f"the kernel {function.name} belongs to a communication library but was captured outside its calls: "
+                    "its state cannot be archived"
+                )
+            described.append(
+                ix.Function(
+                    modules.of(int(function.module)), function.name, function.param_bytes, function.fields, function.settings
+                )
+            )
+        return described
+
+    def _modules(self, modules: Numbering) -> tuple[list[ModuleRecord], list[tuple[int, int, ix.Symbol]]]:
+        """Images with changed globals, and (address, bytes, symbol) of every global, for the modules numbered."""
+        apis = {int(m["id"]): int(m["api"]) for m in self._hook.modules()}
+        records, ranges = [], []
+        for identifier, slot in modules.numbers.items():
+            changed = []
+            for name, address, size in sorted(self._hook.changed_globals(identifier)):
+                changed.append((name, np.frombuffer(self._hook.download(address, size), np.uint8).copy()))
+            for name, address, size in self._hook.module_globals(identifier):
+                ranges.append((address, size, ix.Symbol(slot, name)))
+            records.append(ModuleRecord(apis[identifier], self._hook.module_image(identifier), changed))
+        return records, ranges
+
+    @staticmethod
+    def _symbolise(
+        graphs: list[Graph], functions: list[ix.Function], ranges: list[tuple[int, int, ix.Symbol]]
+    ) -> tuple[list[ix.Symbol], np.ndarray]:
+        """Replaces addresses of module globals in parameters by zero and a relocation."""
+        symbols = Numbering()
+        rows: list[tuple[int, int, int, int, int]] = []
+        layouts = [f.fields for f in functions]
+        ranges = sorted(ranges, key=lambda r: r[0])
+        starts = np.array([r[0] for r in ranges], np.uint64)
+        ends = np.array([r[0] + r[1] for r in ranges], np.uint64)
+        for block, graph in enumerate(graphs if ranges else []):
+            offsets = wide_words(graph, layouts) - graph.param_start()
+            words = graph.params[: len(graph.params) // 8 * 8].view(np.uint64)
+            values = words[offsets // 8]
+            places = np.searchsorted(starts, values, side="right") - 1
+            hits = np.flatnonzero((places >= 0) & (values < ends[np.maximum(places, 0)]))
+            for hit in hits.tolist():
+                start, _, symbol = ranges[int(places[hit])]
+                rows.append(
+                    (block, int(offsets[hit]) + graph.param_start(), symbols.of(symbol), 0, int(values[hit]) - start)
+                )
+                words[int(offsets[hit]) // 8] = 0
+        return list(symbols.numbers), np.array(rows, _rankpatch.relocation_dtype)
+
+    def _allocations(self) -> np.ndarray:
+        allocations = self._hook.allocations()
+        return allocations[np.lexsort((allocations["ordinal"], allocations["arena"]))]
+
+    def _communicators(self, mesh: Mesh, ops: np.ndarray) -> list[ix.Communicator]:
+        """Communicators in creation order, by the mesh axes they span where they span any."""
+        used = set(ops["communicator"].tolist())
+        out = []
+        for communicator, ranks in self._hook.communicators():
+            size, slot = int(communicator["size"]), int(communicator["slot"])
+            members = tuple(ranks)
+            if not members and size == mesh.world:
+                members = tuple(range(mesh.world))
+            if not members and slot in used:
+                raise CaptureError(
+                    f"communicator {slot} of {size} ranks is used in a graph, but nobody said which ranks it joins: "
+                    "call declare_communicator(handle, ranks) after creating it"
+                )
+            axes = mesh.axes_of(self._settings.rank, members) if members else None
+            out.append(
+                ix.Communicator(size, None if axes is None else list(axes), list(members) if axes is None and members else None)
+            )
+        return out
+
+    def _distinct_ops(self, groups: Numbering, dtype: np.dtype[Any]) -> np.ndarray:
+        parts = []
+        for content, number in groups.numbers.items():
+            rows = np.frombuffer(content, dtype).copy()
+            rows["group"] = number
+            parts.append(rows)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+    def _contents(self) -> list[ContentRecord]:
+        """Every live allocation of the content arenas that is not all zero."""
+        out = []
+        for allocation in self._allocations():
+            if allocation["arena"] in _CONTENT_ARENAS and allocation["live"]:
+                address, size = int(allocation["address"]), int(allocation["bytes"])
+                data = np.frombuffer(self._hook.download(address, size), np.uint8).copy()
+                if data.any():
+                    out.append(ContentRecord(address, int(allocation["arena"]), int(allocation["ordinal"]), data))
+        return out
+

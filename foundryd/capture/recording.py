@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one captured rank left behind, in memory and as a file.
+
+A recording is an archive with a single rank; the archive that ranks restore from is packed by the same code from the
+reference rank's recording and the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+
+import foundryd
+from foundryd._native import _hook, _rankpatch
+from foundryd.archive import index as ix
+from foundryd.archive.members import member_block, pack_template
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.writer import ArchiveWriter
+from foundryd.capture.canonical import Graph, field_table, template_key
+from foundryd.errors import ArchiveFormatError
+from foundryd.session.arrays import decode_outputs, encode_outputs, freeze_key
+
+
+@dataclass
+class ModuleRecord:
+    """A module instance: its image, and the globals that the program changed (name, bytes)."""
+
+    api: int
+    image: bytes
+    globals: list[tuple[str, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """blake3 of the image, hexadecimal."""
+        return blake3.blake3(self.image).hexdigest()
+
+
+@dataclass
+class ContentRecord:
+    """The bytes (uint8) of a live allocation at the end of the capture."""
+
+    address: int
+    arena: int
+    ordinal: int
+    data: np.ndarray
+
+
+@dataclass
+class Recording:
+    """One rank's capture, canonical: equal between ranks but for what depends on the rank."""
+
+    variant: str
+    world: int
+    rank: int
+    identity: dict[str, ix.IdentityField]
+    arena_base: int
+    arena_stride: int
+    allocations: np.ndarray  # allocation_dtype, by arena and ordinal
+    graphs: list[Graph]
+    functions: list[ix.Function]
+    modules: list[ModuleRecord]
+    symbols: list[ix.Symbol]
+    relocations: np.ndarray  # relocation_dtype
+    communicators: list[ix.Communicator]
+    comm_ops: np.ndarray  # comm_op_dtype, `group` as the nodes number it
+    contents: list[ContentRecord]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def blocks(self) -> list[np.ndarray]:
+        """Every block, in the order in which rules number them (uint8 arrays)."""
+        return [
+            *(g.block for g in self.graphs),
+            np.ascontiguousarray(self.comm_ops).view(np.uint8).reshape(-1),
+            *(c.data for c in self.contents),
+            *(data for m in self.modules for _, data in m.globals),
+        ]
+
+    def fields(self) -> list[np.ndarray | None]:
+        """Field boundaries of each block (see ``field_table``); None where the content has no known fields."""
+        layouts = [f.fields for f in self.functions]
+        plain = len(self.contents) + sum(len(m.globals) for m in self.modules)
+        dtype = self.comm_ops.dtype
+        row = np.array([(dtype.fields[n][1], dtype.fields[n][0].itemsize) for n in dtype.names], np.int64)  # type: ignore[index,union-attr]
+        starts = np.arange(len(self.comm_ops)) * dtype.itemsize
+        ops = (row[None, :, :] + np.stack([starts, np.zeros_like(starts)], axis=1)[:, None, :]).reshape(-1, 2)
+        return [*(field_table(g.nodes, layouts) for g in self.graphs), ops, *([None] * plain)]
+
+    def describe(self, block: int, offset: int) -> str:
+        """Names a byte of a block for an error message."""
+        if block < len(self.graphs):
+            return self._describe_member(self.graphs[block], offset)
+        block -= len(self.graphs)
+        if block == 0:
+            names = list(self.comm_ops.dtype.names or ())
+            at, within = divmod(offset, self.comm_ops.dtype.itemsize)
+            name = [n for n in names if self.comm_ops.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
+            return f"field {name} of communication op {at}"
+        block -= 1
+        if block < len(self.contents):
+            content = self.contents[block]
+            return f"byte {offset} of allocation {content.ordinal} of arena {arena_name(content.arena)}"
+        block -= len(self.contents)
+        flat = [(i, name) for i, m in enumerate(self.modules) for name, _ in m.globals]
+        return f"byte {offset} of global {flat[block][1]} of module {flat[block][0]}"
+
+    def _describe_member(self, graph: Graph, offset: int) -> str:
+        start = graph.param_start()
+        itemsize = graph.nodes.dtype.itemsize
+        if offset < start:
+            node, within = divmod(offset, itemsize)
+            names = list(graph.nodes.dtype.names or ())
+            what = [n for n in names if graph.nodes.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
+        else:
+            at = offset - start
+            inside = (graph.nodes["param_offset"] <= at) & (at < graph.nodes["param_offset"] + graph.nodes["param_bytes"])
+            node = int(np.flatnonzero(inside)[0]) if inside.any() else 0
+            within = at - int(graph.nodes["param_offset"][node])
+            what = f"parameter byte {within}"
+            function = int(graph.nodes["function"][node])
+            if function < len(self.functions):
+                places = [i for i, (o, n) in enumerate(self.functions[function].fields) if o <= within < o + n]
+                if places:
+                    first = self.functions[function].fields[places[0]][0]
+                    what = f"parameter {places[0]} byte {within - first}"
+        function = int(graph.nodes["function"][node])
+        name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
+        return f"{what} of node {node} ({name}) of graph {graph.key!r}"
+
+    def structure(self) -> dict[str, Any]:
+        """What ranks of one class have in common, by name of the part; compared with ``==``."""
+        return {
+            "graphs": [g.key for g in self.graphs],
+            "templates": [template_key(g) for g in self.graphs],
+            "functions": self.functions,
+            "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
+            "symbols": self.symbols,
+            "relocations": self.relocations.tobytes(),
+            "communicators": [(c.size, c.axes) for c in self.communicators],
+            "comm ops": len(self.comm_ops),
+            "arenas": (self.arena_base, self.arena_stride),
+        }
+
+
+def arena_name(number: int) -> str:
+    """Name of an ``fdy_arena``."""
+    from foundryd.session.arena import ARENAS
+
+    return ARENAS[number] if number < len(ARENAS) else str(number)
+
+
+@dataclass
+class Ranked:
+    """What a merge adds to the reference rank's recording."""
+
+    rules: np.ndarray
+    tables: np.ndarray
+    rank_class: ix.RankClass
+    # For each module the images by digest, and each world rank's digest; None where all ranks share one.
+    images: list[dict[str, bytes]]
+    by_rank: list[list[str | None] | None]
+
+
+def unranked(recording: Recording) -> Ranked:
+    """No rules, one rank: what makes a recording an archive."""
+    return Ranked(
+        rules=np.zeros(0, _rankpatch.rule_dtype),
+        tables=np.zeros(0, np.uint64),
+        rank_class=ix.RankClass([recording.rank], [recording.rank], None, None),
+        images=[{m.digest: m.image} for m in recording.modules],
+        by_rank=[None] * len(recording.modules),
+    )
+
+
+def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Variant:
+    """Adds a variant's sections to ``writer`` and returns what the index says of it."""
+    prefix = f"{recording.variant}/{recording.rank}/"
+    templates, members = _pack_graphs(writer, recording, prefix)
+    blocks = [ix.Block("member", i) for i in range(len(recording.graphs))]
+    ops = _add(writer, prefix + "comm_ops", recording.comm_ops)
+    blocks.append(ix.Block("comm_ops", 0, ops))
+    contents = []
+    for i, content in enumerate(recording.contents):
+        section = _add(writer, f"{prefix}content/{i}", content.data)
+        contents.append(ix.Content(content.address, len(content.data), content.arena, section, len(blocks)))
+        blocks.append(ix.Block("content", i, section))
+    modules, flat = [], 0
+    for i, module in enumerate(recording.modules):
+        changed = []
+        for name, data in module.globals:
+            changed.append(ix.Global(name, len(blocks)))
+            blocks.append(ix.Block("global", flat, _add(writer, f"{prefix}global/{flat}", data)))
+            flat += 1
+        digests = list(ranked.images[i])
+        for digest, image in ranked.images[i].items():
+            writer.add(f"module/{digest}", image, "zstd")
+        owners = ranked.by_rank[i]
+        by_rank = None if owners is None else [-1 if d is None else digests.index(d) for d in owners]
+        modules.append(ix.Module(module.api, digests, by_rank, changed))
+    return ix.Variant(
+        name=recording.variant,
+        world=recording.world,
+        rank_class=ranked.rank_class,
+        arena_base=recording.arena_base,
+        arena_stride=recording.arena_stride,
+        allocations=_add(writer, prefix + "allocations", recording.allocations),
+        functions=recording.functions,
+        modules=modules,
+        symbols=recording.symbols,
+        templates=templates,
+        members=members,
+        communicators=recording.communicators,
+        comm_ops=ops,
+        contents=contents,
+        blocks=blocks,
+        rules=_add(writer, prefix + "rules", ranked.rules),
+        tables=_add(writer, prefix + "tables", ranked.tables),
+        relocations=_add(writer, prefix + "relocations", recording.relocations),
+    )
+
+
+def _pack_graphs(writer: ArchiveWriter, recording: Recording, prefix: str) -> tuple[list[ix.Template], list[ix.Member]]:
+    groups: dict[bytes, list[int]] = {}
+    for i, graph in enumerate(recording.graphs):
+        groups.setdefault(template_key(graph), []).append(i)
+    templates = []
+    members: list[ix.Member | None] = [None] * len(recording.graphs)
+    for t, places in enumerate(groups.values()):
+        first = recording.graphs[places[0]]
+        _, positions, columns = pack_template([recording.graphs[p].block for p in places])
+        name = f"{prefix}template/{t}/"
+        writer.add(name + "columns", columns, "columns")
+        templates.append(
+            ix.Template(
+                nodes=_add(writer, name + "nodes", first.nodes),
+                edges=_add(writer, name + "edges", first.edges),
+                attributes=_add(writer, name + "attributes", first.attributes),
+                params=_add(writer, name + "params", first.params),
+                positions=_add(writer, name + "positions", positions),
+                columns=name + "columns",
+                members=places,
+            )
+        )
+        for p in places:
+            graph = recording.graphs[p]
+            members[p] = ix.Member(graph.key, t, encode_outputs(graph.outputs), graph.instantiate_flags)
+    return templates, [m for m in members if m is not None]
+
+
+def _add(writer: ArchiveWriter, name: str, data: np.ndarray) -> str:
+    writer.add(name, np.ascontiguousarray(data), "zstd")
+    return name
+
+
+def make_index(kind: Any, identity: dict[str, ix.IdentityField], variants: list[ix.Variant], notes: dict[str, Any]) -> ix.Index:
+    """The root of an index written now."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return ix.Index(kind, now, f"foundryd {foundryd.__version__}", identity, variants, notes)
+
+
+def save(recording: Recording, path: Path) -> None:
+    """Writes a recording; raises ``ArchiveError``."""
+    with ArchiveWriter(path) as writer:
+        variant = pack(writer, recording, unranked(recording))
+        writer.finish(make_index("recording", recording.identity, [variant], {"rank": recording.rank, **recording.notes}))
+
+
+def load(path: Path) -> Recording:
+    """Reads a recording back; raises ``ArchiveError``."""
+    with ArchiveReader.open(path) as reader:
+        reader.verify()
+        if reader.index.kind != "recording" or len(reader.index.variants) != 1:
+            raise ArchiveFormatError(f"{path} is an archive for {len(reader.index.variants)} variants, not the recording of one rank")
+        return unpack(reader, reader.index.variants[0])
+
+
+def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
+    """The recording of a variant's reference rank."""
+
+    def array(name: str, dtype: Any) -> np.ndarray:
+        return np.array(reader.array(name, dtype))
+
+    graphs = []
+    for i, member in enumerate(variant.members):
+        template = variant.templates[member.template]
+        block = np.array(member_block(reader, variant, i))
+        count = len(reader.array(template.nodes, _hook.node_dtype))
+        split = count * _hook.node_dtype.itemsize
+        graphs.append(
+            Graph(
+                freeze_key(member.key),
+                block[:split].view(_hook.node_dtype),
+                array(template.edges, _hook.edge_dtype),
+                array(template.attributes, _hook.attribute_dtype),
+                block[split:],
+                decode_outputs(member.outputs),
+                member.instantiate_flags,
+            )
+        )
+    modules = []
+    for module in variant.modules:
+        changed = [(g.name, array(variant.blocks[g.block].section, np.uint8)) for g in module.globals]
+        modules.append(ModuleRecord(module.api, bytes(reader.section(f"module/{module.digests[0]}")), changed))
+    ordinals = array(variant.allocations, _hook.allocation_dtype)
+    contents = []
+    for content in variant.contents:
+        at = (ordinals["address"] == content.address) & (ordinals["live"] == 1)
+        ordinal = int(ordinals["ordinal"][at][0]) if at.any() else 0
+        contents.append(ContentRecord(content.address, content.arena, ordinal, array(content.section, np.uint8)))
+    notes = dict(reader.index.notes)
+    return Recording(
+        variant=variant.name,
+        world=variant.world,
+        rank=variant.rank_class.captured[0],
+        identity=reader.index.identity,
+        arena_base=variant.arena_base,
+        arena_stride=variant.arena_stride,
+        allocations=ordinals,
+        graphs=graphs,
+        functions=variant.functions,
+        modules=modules,
+        symbols=variant.symbols,
+        relocations=array(variant.relocations, _rankpatch.relocation_dtype),
+        communicators=variant.communicators,
+        comm_ops=array(variant.comm_ops, _hook.comm_op_dtype),
+        contents=contents,
+        notes=notes,
+    )
+
+
+def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
+    """What a variant of an archive says beyond its reference rank: ``pack(writer, unpack(...), unpack_ranked(...))`` copies it."""
+    return Ranked(
+        rules=np.array(reader.array(variant.rules, _rankpatch.rule_dtype)),
+        tables=np.array(reader.array(variant.tables, np.uint64)),
+        rank_class=variant.rank_class,
+        images=[{d: bytes(reader.section(f"module/{d}")) for d in m.digests} for m in variant.modules],
+        by_rank=[
+            None if m.by_rank is None else [None if d < 0 else m.digests[d] for d in m.by_rank] for m in variant.modules
+        ],
+    )
+
+
+def load_all(paths: Sequence[Path]) -> list[Recording]:
+    """Reads several recordings."""
+    return [load(p) for p in paths]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``foundryd capture``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foundryd.errors import UsageError
+
+OPTIONS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+
+
+def capture(
+    command: Annotated[list[str], typer.Argument(help="The engine's own command, after --.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The archive to write.")],
+    variant: Annotated[str, typer.Option(help="Parallel configuration: ep=8, tp=2,ep=4, dp=2,tp=4.")],
+    world_size: Annotated[int | None, typer.Option(help="Ranks of the world, to check the variant against.")] = None,
+    sample: Annotated[str | None, typer.Option(help="Ranks to capture, as in 0,1,2,31,63.")] = None,
+    append: Annotated[bool, typer.Option(help="Keep the other variants of an archive that exists.")] = False,
+    driver: Annotated[str, typer.Option(help="auto, cuda, or soft for the software driver.")] = "auto",
+    deadline: Annotated[float, typer.Option(help="Seconds for one launch of the engine.")] = 900.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Capture an engine as a few ranks of a world, one after another on one GPU, and write the archive."""
+    from foundryd.capture.orchestrate import CaptureSpec
+    from foundryd.capture.orchestrate import capture as run_capture
+    from foundryd.cli.environment import driver_environment
+
+    try:
+        requested = [int(r) for r in sample.split(",")] if sample else None
+    except ValueError:
+        raise UsageError(f"--sample is {sample!r}, not ranks joined by commas as in 0,1,2,7") from None
+    spec = CaptureSpec(variant, command, requested, world_size, deadline, driver_environment(driver))
+    result = run_capture(output, spec, append=append, progress=lambda text: print(text, file=sys.stderr))
+    if as_json:
+        figures = {
+            "archive": str(output),
+            "variant": result.variant,
+            "captured_ranks": result.captured,
+            "control": result.control,
+            "heldout_rank": result.held_out,
+            "archive_bytes": output.stat().st_size,
+            "capture_ms": result.total_ms,
+        }
+        print(json.dumps(figures))
+    else:
+        print(
+            f"{output}: {result.variant}, {output.stat().st_size:,} bytes, captured as ranks {result.captured} "
+            f"in {result.total_ms / 1000:.1f} s"
+        )

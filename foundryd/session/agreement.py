@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of a world make sure that they are about to do the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from foundryd.errors import DeadlineExceeded, OpListMismatch, PeerFailed, ProtocolError
+from foundryd.session.store import Store
+
+# fdy_comm_op_kind.
+_KINDS = (
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce",
+    "all-to-all", "gather", "scatter", "send", "recv",
+)  # fmt: skip
+_NONE = 0xFFFFFFFF
+
+
+class Agreement:
+    """Exchanges small messages in named phases; every rank of the world takes part in every phase."""
+
+    def __init__(self, store: Store, rank: int, world: int, *, scope: str, deadline: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._world = world
+        self._scope = scope
+        self._deadline = deadline
+
+    def exchange(self, phase: str, value: Any) -> list[Any]:
+        """Publishes ``value`` and returns every rank's, by rank.
+
+        Raises ``PeerFailed`` if a rank gave up instead, ``DeadlineExceeded`` if one stays silent.
+        """
+        self._store.set(self._key(phase, self._rank), msgpack.packb({"value": value}))
+        return [self._read(phase, rank) for rank in range(self._world)]
+
+    def fail(self, phases: Sequence[str], reason: str) -> None:
+        """Tells the others, in every phase that they may be waiting in, that this rank gave up."""
+        for phase in phases:
+            self._store.set(self._key(phase, self._rank), msgpack.packb({"failed": reason}))
+
+    def _key(self, phase: str, rank: int) -> str:
+        return f"foundryd/{self._scope}/{phase}/{rank}"
+
+    def _read(self, phase: str, rank: int) -> Any:
+        try:
+            raw = self._store.get(self._key(phase, rank), self._deadline)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"rank {rank} did not reach phase {phase!r} within {self._deadline:.0f} s of rank {self._rank}: look at its log"
+            ) from None
+        try:
+            message = msgpack.unpackb(raw, max_buffer_size=1 << 24)
+        except ValueError:
+            message = None
+        match message:
+            case {"value": value}:
+                return value
+            case {"failed": str(reason)}:
+                raise PeerFailed(f"rank {rank} gave up in or before phase {phase!r}, so rank {self._rank} captures too: {reason}")
+        raise ProtocolError(f"rank {rank} published something that is not a message of phase {phase!r}: use one foundryd on all ranks")
+
+
+def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> list[list[Any]]:
+    """What a rank will issue, in a form that peers can compare: [communicator's ranks, kind, type, reduction, count, root].
+
+    Peers of sends and receives differ by nature and are left out, like addresses.
+    """
+    out = []
+    for op in ops:
+        kind = int(op["kind"])
+        root = int(op["peer"]) if kind < len(_KINDS) and _KINDS[kind] not in ("send", "recv") else _NONE
+        out.append([list(members(int(op["communicator"]))), kind, int(op["datatype"]), int(op["reduction"]), int(op["count"]), root])
+    return out
+
+
+def check_op_lists(mine: list[list[Any]], rank: int, all_lists: list[list[list[Any]]]) -> None:
+    """Raises ``OpListMismatch`` naming the first op in which two ranks of a communicator differ."""
+    for peer, theirs in enumerate(all_lists):
+        if peer == rank:
+            continue
+        ours = [op for op in mine if peer in op[0]]
+        other = [op for op in theirs if rank in op[0]]
+        for place in range(max(len(ours), len(other))):
+            a = ours[place] if place < len(ours) else None
+            b = other[place] if place < len(other) else None
+            if a is None or b is None or not _match(a, b):
+                raise OpListMismatch(
+                    f"collective {place} that ranks {rank} and {peer} share is {_say(a)} on rank {rank} and {_say(b)} on rank "
+                    f"{peer}: start every rank of the group from the same archive and variant"
+                )
+
+
+def _match(a: list[Any], b: list[Any]) -> bool:
+    pair = {_KINDS[op[1]] if op[1] < len(_KINDS) else "" for op in (a, b)}
+    point_to_point = bool(pair & {"send", "recv"})
+    return a[0] == b[0] and a[2:] == b[2:] and (point_to_point or a[1] == b[1])
+
+
+def _say(op: list[Any] | None) -> str:
+    if op is None:
+        return "missing"
+    kind = _KINDS[op[1]] if op[1] < len(_KINDS) else f"kind {op[1]}"
+    return f"{kind} of {op[4]} elements of type {op[2]} over ranks {op[0]}"

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs built from arrays, with their lifetimes: executables go before graphs, graphs before what they splice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from foundryd._native import _hook
+from foundryd.archive import index as ix
+from foundryd.session.driver import call
+
+
+class Bindings:
+    """What an archive's function and symbol numbers mean in this process.
+
+    ``module_ids`` gives the hook's module for each of the variant's; raises ``DriverCallFailed`` or ``RestoreError``
+    if one has no such function or global.
+    """
+
+    def __init__(
+        self, hook: Any, module_ids: Sequence[int], functions: Sequence[ix.Function], symbols: Sequence[ix.Symbol]
+    ) -> None:
+        self.module_ids = list(module_ids)
+        self.functions = np.array(
+            [hook.load_function(self.module_ids[f.module], f.name, f.settings) for f in functions], np.uint64
+        )
+        self.symbols = np.array([hook.global_address(self.module_ids[s.module], s.name)[0] for s in symbols], np.uint64)
+
+    def relocate(self, block: np.ndarray, relocations: np.ndarray) -> None:
+        """Writes the addresses of globals into a block (uint8, in place); ``relocations`` are those of the block."""
+        if len(relocations):
+            values = self.symbols[relocations["symbol"]] + relocations["addend"].astype(np.uint64)
+            for at, value in zip(relocations["offset"].tolist(), values, strict=True):
+                block[at : at + 8] = np.frombuffer(value.tobytes(), np.uint8)
+
+
+class SmallGraphs:
+    """The re-issued collectives, one small graph for each distinct group; they live as long as their users."""
+
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+        self.handles: list[int] = []
+
+    def issue(self, comm_ops: np.ndarray) -> None:
+        """Issues every group of ``comm_ops`` once, in order of its number."""
+        count = int(comm_ops["group"].max()) + 1 if len(comm_ops) else 0
+        for group in range(count):
+            self.handles.append(self._hook.comm_reissue(comm_ops[comm_ops["group"] == group]))
+
+    def close(self) -> None:
+        """Destroys the small graphs."""
+        while self.handles:
+            self._hook.destroy_graph(self.handles.pop())
+
+
+class BuiltGraph:
+    """A graph that the hook built, and its executable."""
+
+    def __init__(
+        self,
+        hook: Any,
+        nodes: np.ndarray,
+        edges: np.ndarray,
+        attributes: np.ndarray,
+        params: np.ndarray,
+        functions: np.ndarray,
+        comm_graphs: list[int],
+        instantiate_flags: int = 0,
+    ) -> None:
+        self._hook = hook
+        self._graph: int | None = None
+        self._executable: Any = None
+        arrays = _hook.GraphArrays(nodes=nodes, edges=edges, attributes=attributes, params=params, children=[])
+        self._graph = hook.build_graph(arrays, functions, comm_graphs)
+        try:
+            self._executable = call("cuGraphInstantiate", driver.CUgraph(self._graph), instantiate_flags)
+        except BaseException:
+            self.close()
+            raise
+
+    def launch(self, stream: int) -> None:
+        """Launches on ``stream``; does not wait."""
+        call("cuGraphLaunch", self._executable, driver.CUstream(stream))
+
+    def close(self) -> None:
+        """Destroys executable and graph."""
+        if self._executable is not None:
+            call("cuGraphExecDestroy", self._executable)
+            self._executable = None
+        if self._graph is not None:
+            self._hook.destroy_graph(self._graph)
+            self._graph = None

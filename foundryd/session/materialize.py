@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a restore: modules, content, communication, graphs, each for one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foundryd._native import _hook, _rankpatch
+from foundryd.archive import index as ix
+from foundryd.archive.members import member_block
+from foundryd.archive.reader import ArchiveReader
+from foundryd.errors import CommunicatorMismatch, LayoutDiverged
+from foundryd.rankpatch.plan import Plan
+from foundryd.session.arena import ARENAS
+from foundryd.session.arrays import decode_outputs, freeze_key
+from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
+
+
+class RestoredGraph:
+    """A graph from the archive, ready to launch."""
+
+    def __init__(self, key: Any, built: BuiltGraph, outputs: Any) -> None:
+        self.key = key
+        self.outputs = outputs
+        self._built = built
+
+    def replay(self, stream: int) -> None:
+        """Launches the graph on ``stream`` (a driver handle); does not wait."""
+        self._built.launch(stream)
+
+    def close(self) -> None:
+        """Destroys the executable."""
+        self._built.close()
+
+
+def check_layout(hook: Any) -> None:
+    """Raises ``LayoutDiverged`` naming the first allocation that is not as recorded."""
+    divergence = hook.divergence()
+    kind, arena = int(divergence["kind"]), ARENAS[int(divergence["arena"])]
+    ordinal, expected, actual = (int(divergence[n]) for n in ("ordinal", "expected_bytes", "actual_bytes"))
+    if kind == 0:
+        return
+    what = {
+        1: f"is {actual} bytes here and {expected} in the archive",
+        2: f"({actual} bytes) is made here and not in the archive",
+        3: f"({expected} bytes) is in the archive and was not made here",
+        4: "is freed on one side and alive on the other",
+    }.get(kind, f"diverged in a way this version does not know ({kind})")
+    raise LayoutDiverged(
+        f"allocation {ordinal} of arena {arena!r} {what}: restore with the configuration that was captured, or capture again"
+    )
+
+
+def check_communicators(hook: Any, plan: Plan) -> None:
+    """Raises ``CommunicatorMismatch`` unless this process's communicators are those of the plan, in creation order."""
+    here = {int(c["slot"]): (int(c["size"]), tuple(r)) for c, r in hook.communicators()}
+    for slot, members in enumerate(plan.communicators):
+        if slot not in here:
+            raise CommunicatorMismatch(
+                f"communicator {slot} of the archive, over ranks {list(members)}, was not created here ({len(here)} were): "
+                "create communicators before restoring, in the order of the capture"
+            )
+        size, declared = here[slot]
+        if size != len(members) or (declared and declared != tuple(members)):
+            raise CommunicatorMismatch(
+                f"communicator {slot} joins ranks {list(declared) or size} here and {list(members)} in the archive: create "
+                "communicators in the order of the capture"
+            )
+
+
+class Materializer:
+    """Turns an archive's variant and a rank's plan into live driver objects."""
+
+    def __init__(self, hook: Any, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
+        self._hook = hook
+        self._reader = reader
+        self._variant = variant
+        self._writes = plan.writes
+        self._plan = plan
+        self._bindings: Bindings | None = None
+        self._small = SmallGraphs(hook)
+        self._graphs: list[RestoredGraph] = []
+        self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
+        ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
+        self.comm_ops: np.ndarray = self._stored_block(ops).view(_hook.comm_op_dtype)
+
+    def load_modules(self) -> None:
+        """Loads every module in full, puts its changed globals in place and resolves functions and symbols."""
+        ids = []
+        for module, digest in zip(self._variant.modules, self._plan.modules, strict=True):
+            ids.append(self._hook.load_module(module.api, self._reader.section(f"module/{digest}")))
+            for changed in module.globals:
+                address, _ = self._hook.global_address(ids[-1], changed.name)
+                self._hook.upload(address, self._stored_block(changed.block))
+        self._bindings = Bindings(self._hook, ids, self._variant.functions, self._variant.symbols)
+
+    def upload_content(self) -> None:
+        """Fills the held ranges that had content when the capture ended."""
+        for content in self._variant.contents:
+            self._hook.upload(content.address, self._stored_block(content.block))
+
+    def reissue(self) -> None:
+        """Issues every distinct group of collectives once, under capture; all ranks do so in the same order."""
+        self._small.issue(self.comm_ops)
+
+    def build_graphs(self) -> dict[Any, RestoredGraph]:
+        """Builds and instantiates every member."""
+        assert self._bindings is not None, "load_modules comes first"
+        for place, member in enumerate(self._variant.members):
+            template = self._variant.templates[member.template]
+            block = np.array(member_block(self._reader, self._variant, place))
+            _rankpatch.apply(block, _slice(self._writes, place), place)
+            self._bindings.relocate(block, _slice(self._relocations, place))
+            split = self._reader.array(template.nodes, _hook.node_dtype).nbytes
+            built = BuiltGraph(
+                self._hook,
+                block[:split].view(_hook.node_dtype),
+                self._reader.array(template.edges, _hook.edge_dtype),
+                self._reader.array(template.attributes, _hook.attribute_dtype),
+                block[split:],
+                self._bindings.functions,
+                self._small.handles,
+                member.instantiate_flags,
+            )
+            self._graphs.append(RestoredGraph(freeze_key(member.key), built, decode_outputs(member.outputs)))
+        return {g.key: g for g in self._graphs}
+
+    def close(self) -> None:
+        """Executables, graphs, small graphs, in this order; modules stay, for work may still be in flight."""
+        while self._graphs:
+            self._graphs.pop().close()
+        self._small.close()
+
+    def _stored_block(self, block: int) -> np.ndarray:
+        data = np.array(self._reader.array(self._variant.blocks[block].section, np.uint8))
+        _rankpatch.apply(data, _slice(self._writes, block), block)
+        return data
+
+
+def _slice(rows: np.ndarray, block: int) -> np.ndarray:
+    """The rows of one block; ``rows`` are ordered by block."""
+    low, high = np.searchsorted(rows["block"], [block, block + 1])
+    return rows[low:high]

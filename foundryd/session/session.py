@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank's side: attach before the first context, restore when the engine has its memory and communicators."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foundryd._native import _hook
+from foundryd.archive.identity import check_identity
+from foundryd.archive.reader import ArchiveReader
+from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, NotInArchiveError, UsageError
+from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.plan import Plan
+from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
+from foundryd.session.arrays import freeze_key
+from foundryd.session.client import Attachment, attach_daemon, attach_file
+from foundryd.session.identity import machine_identity
+from foundryd.session.materialize import Materializer, RestoredGraph, check_communicators, check_layout
+from foundryd.session.store import Store
+from foundryd.settings import Settings, settings
+
+_PHASES = ("ops", "done")
+_ATTACH_DEADLINE = 30.0  # seconds
+
+
+def attach(config: Settings | None = None) -> Session:
+    """Takes a lease and the layout; must precede the process's first CUDA context.
+
+    Raises ``HookMissing``, ``AttachTooLate``, ``IdentityMismatch``, ``NotInArchiveError`` or a ``DaemonError``.
+    """
+    config = settings() if config is None else config
+    started = time.monotonic()
+    if not _hook.available():
+        raise HookMissing("the hook is not in this process, so its memory layout is not the archive's: start it with foundryd run")
+    hook = _hook.Hook()
+    report = hook.report()
+    if report["mode"] != 2:
+        raise HookMissing("the hook was loaded without FOUNDRYD_MODE=restore: set it before the process starts, as foundryd run does")
+    if report["contexts"]:
+        raise AttachTooLate(
+            f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after the first: "
+            "attach before anything touches the GPU"
+        )
+    if "/" in config.archive or config.archive.endswith(".foundry"):
+        attachment = attach_file(config.archive, variant=_variant(config), rank=config.rank)
+    else:
+        attachment = attach_daemon(
+            config.runtime_dir,
+            archive=config.archive,
+            group=config.group,
+            rank=config.rank,
+            variant=_variant(config),
+            timeout=_ATTACH_DEADLINE,
+        )
+    try:
+        session = Session(hook, attachment, config)
+    except BaseException:
+        attachment.close()
+        raise
+    session.phases["attach"] = (time.monotonic() - started) * 1000
+    return session
+
+
+def _variant(config: Settings) -> str:
+    return str(Mesh.parse(config.variant)) if config.variant else ""
+
+
+def _agreement(store: Store, config: Settings, deadline: float) -> Agreement:
+    return Agreement(store, config.rank, config.world_size, scope=f"{config.group}/0", deadline=deadline)
+
+
+def give_up(store: Store, config: Settings, error: FoundrydError) -> None:
+    """Tells the other ranks that this one does not restore, so that none of them does."""
+    _agreement(store, config, 0.0).fail(_PHASES, str(error))
+
+
+class Session:
+    """A lease on an archive, and what was restored from it; use ``attach``.
+
+    Attributes
+    ----------
+    restored : whether ``restore`` succeeded.
+    phases : milliseconds of each phase so far, in order.
+    plan : what this rank does differently from the reference rank.
+    """
+
+    def __init__(self, hook: Any, attachment: Attachment, config: Settings) -> None:
+        self._hook = hook
+        self._attachment = attachment
+        self._config = config
+        self._materializer: Materializer | None = None
+        self._graphs: dict[Any, RestoredGraph] = {}
+        self.restored = False
+        self.phases: dict[str, float] = {}
+        self.plan = Plan.from_buffer(attachment.plan)
+        self._reader = ArchiveReader(attachment.archive)
+        self._variant = next(v for v in self._reader.index.variants if v.name == self.plan.variant)
+        if self.plan.world != config.world_size:
+            raise UsageError(
+                f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is {config.world_size}: choose the "
+                "variant that fits with FOUNDRYD_VARIANT"
+            )
+        check_identity(self._reader.index.identity, machine_identity())
+        hook.set_layout(
+            self._variant.arena_base,
+            self._variant.arena_stride,
+            self._reader.array(self._variant.allocations, _hook.allocation_dtype),
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restore(self, store: Store | None = None, *, deadline: float = 120.0) -> None:
+        """Rebuilds every graph of the archive for this rank.
+
+        The engine must have made its weights, KV cache, buffers and communicators.  ``store`` joins the ranks;
+        ``deadline`` is in seconds for each thing that another rank owes.  Raises ``RestoreError`` and its kinds; the
+        process can then still capture natively.
+        """
+        agreement = self._agreement(store, deadline)
+        try:
+            self._restore(agreement)
+        except FoundrydError as error:
+            if store is not None and self.plan.world > 1:
+                give_up(store, self._config, error)
+            self._teardown()
+            raise
+        self.restored = True
+
+    def graph(self, key: Any) -> RestoredGraph:
+        """The graph that the engine captured under ``key``; raises ``NotInArchiveError``."""
+        try:
+            return self._graphs[freeze_key(key)]
+        except KeyError:
+            raise NotInArchiveError(
+                f"the archive has no graph {key!r} for {self.plan.variant} but {len(self._graphs)} others: capture it, or ask for "
+                "one that is there"
+            ) from None
+
+    @property
+    def graphs(self) -> dict[Any, RestoredGraph]:
+        """Every restored graph by key."""
+        return dict(self._graphs)
+
+    def close(self) -> None:
+        """Destroys the restored graphs and ends the lease."""
+        self._teardown()
+        self._reader.close()
+        self._attachment.close()
+
+    def _agreement(self, store: Store | None, deadline: float) -> Agreement | None:
+        if self.plan.world == 1:
+            return None
+        if store is None:
+            raise UsageError(f"a world of {self.plan.world} ranks cannot restore without a store: pass one to GraphSet.from_env")
+        return _agreement(store, self._config, deadline)
+
+    def _restore(self, agreement: Agreement | None) -> None:
+        with self._phase("layout"):
+            check_layout(self._hook)
+            self._hook.map_held()
+        materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
+        with self._phase("modules"):
+            materializer.load_modules()
+        with self._phase("content"):
+            materializer.upload_content()
+        with self._phase("agreement"):
+            check_communicators(self._hook, self.plan)
+            if agreement is not None:
+                mine = describe_ops(materializer.comm_ops, lambda slot: self.plan.communicators[slot])
+                check_op_lists(mine, self.plan.rank, agreement.exchange("ops", mine))
+        with self._phase("communication"):
+            materializer.reissue()
+        with self._phase("graphs"):
+            self._graphs = materializer.build_graphs()
+        with self._phase("done"):
+            if agreement is not None:
+                agreement.exchange("done", True)
+
+    def _teardown(self) -> None:
+        self.restored = False
+        if self._materializer is not None:
+            self._materializer.close()
+            self._materializer = None
+        self._graphs = {}
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.phases[name] = (time.monotonic() - started) * 1000
+
+

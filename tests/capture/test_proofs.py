@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing is taken for dead or noise that a replay depends on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foundryd._native import _hook
+from foundryd.capture.canonical import Graph
+from foundryd.capture.proofs import Memory, prove_dead, prove_noise
+
+
+class HostMemory:
+    """Stands for the device: five allocations of the graph arena, and one of io."""
+
+    def __init__(self) -> None:
+        self.bytes = {0x1000 * (i + 1): np.arange(i, i + 64, dtype=np.uint8) for i in range(6)}
+
+    def allocations(self):
+        out = np.zeros(len(self.bytes), _hook.allocation_dtype)
+        for i, (address, data) in enumerate(self.bytes.items()):
+            out[i]["address"], out[i]["bytes"] = address, len(data)
+            out[i]["arena"], out[i]["ordinal"], out[i]["live"] = (3 if i == 5 else 4), i, 1
+        return out
+
+    def download(self, address, size):
+        return self.bytes[address][:size].tobytes()
+
+    def upload(self, address, data):
+        self.bytes[address][:] = data
+
+
+A, B, C, D, E, OUT = (0x1000 * (i + 1) for i in range(6))
+
+
+def test_dead_is_what_is_written_before_it_is_read():
+    device = HostMemory()
+    memory = Memory(device)
+
+    def scratch():  # A is overwritten, then read; B is read; C is untouched
+        device.bytes[A][:] = 7
+        device.bytes[OUT][:] = device.bytes[A] + device.bytes[B]
+
+    assert prove_dead(memory, [scratch], {A, B, C}) == {A, C}
+
+
+def test_a_range_is_alive_if_any_graph_reads_it():
+    device = HostMemory()
+    memory = Memory(device)
+
+    def first():
+        device.bytes[A][:] = 1
+
+    def second():
+        device.bytes[OUT][:] = device.bytes[A]
+
+    assert prove_dead(memory, [first, second], {A}) == set()
+
+
+def test_a_partly_overwritten_range_is_alive_where_the_rest_is_read():
+    device = HostMemory()
+    memory = Memory(device)
+
+    def graph():
+        device.bytes[A][:32] = 0
+        device.bytes[OUT][:] = device.bytes[A]
+
+    assert prove_dead(memory, [graph], {A}) == set()
+
+
+def test_ranges_that_are_harmless_only_alone_are_not_dead_together():
+    device = HostMemory()
+    memory = Memory(device)
+
+    def graph():  # the output changes only if both moved
+        moved = [not np.array_equal(device.bytes[x], np.arange(i, i + 64, dtype=np.uint8)) for i, x in ((0, A), (1, B))]
+        device.bytes[OUT][:] = all(moved)
+
+    assert len(prove_dead(memory, [graph], {A, B})) < 2
+
+
+def test_memory_is_afterwards_as_it_was():
+    device = HostMemory()
+    before = {a: d.copy() for a, d in device.bytes.items()}
+    prove_dead(Memory(device), [lambda: device.bytes[OUT].fill(3)], {A, B})
+    assert all((device.bytes[a] == before[a]).all() for a in before)
+
+
+def member(words):
+    nodes = np.zeros(1, _hook.node_dtype)
+    params = np.array(words, np.uint32).view(np.uint8).copy()
+    nodes["param_bytes"] = len(params)
+    return Graph(
+        ("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params
+    )
+
+
+@pytest.mark.parametrize("used", [(), (1,), (0, 2)])
+def test_noise_is_what_no_output_depends_on(used):
+    device = HostMemory()
+    graph = member([5, 6, 7, 8])
+    start = graph.param_start()
+
+    def replay_with(params):
+        words = params.view(np.uint32)
+        device.bytes[OUT].view(np.uint32)[:] = sum(int(words[i]) * 31**i for i in used) % 2**32
+
+    words = np.array([start, start + 4, start + 8])
+    proven = prove_noise(Memory(device), graph, words, replay_with, np.random.default_rng(0))
+    assert proven == [start + 4 * i for i in range(3) if i not in used]
+
+
+def test_functions_and_launch_dimensions_are_never_noise():
+    graph = member([1])
+    words = np.array([4, 8])  # inside the node
+    assert prove_noise(Memory(HostMemory()), graph, words, lambda _: None, np.random.default_rng(0)) == []

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks either all agree on what they will issue, or each learns who does not."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from foundryd._native import _hook
+from foundryd.errors import DeadlineExceeded, OpListMismatch, PeerFailed, ProtocolError
+from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
+
+
+class MemoryStore:
+    """A store within one process, for threads."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout):
+                raise TimeoutError(key)
+            return self._values[key]
+
+
+def on_every_rank(world, body, deadline=10.0):
+    store = MemoryStore()
+    results = [None] * world
+
+    def run(rank):
+        agreement = Agreement(store, rank, world, scope="g/0", deadline=deadline)
+        try:
+            results[rank] = body(agreement, rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(r,)) for r in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def ops(*rows):
+    out = np.zeros(len(rows), _hook.comm_op_dtype)
+    for row, values in zip(out, rows, strict=True):
+        for name, value in values.items():
+            row[name] = value
+    return out
+
+
+def test_every_rank_gets_every_value_by_rank():
+    results = on_every_rank(5, lambda agreement, rank: agreement.exchange("p", rank * rank))
+    assert results == [[0, 1, 4, 9, 16]] * 5
+
+
+def test_a_rank_that_gives_up_takes_the_others_along_with_its_reason():
+    def body(agreement, rank):
+        if rank == 1:
+            agreement.fail(("p", "q"), "its layout diverged")
+            return None
+        return agreement.exchange("p", rank)
+
+    results = on_every_rank(3, body)
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerFailed)
+        assert "rank 1" in str(results[rank])
+        assert "its layout diverged" in str(results[rank])
+
+
+def test_a_silent_rank_is_named_with_the_phase():
+    results = on_every_rank(2, lambda a, rank: a.exchange("ops", rank) if rank == 0 else None, deadline=0.2)
+    assert isinstance(results[0], DeadlineExceeded)
+    assert "rank 1" in str(results[0])
+    assert "'ops'" in str(results[0])
+
+
+def test_a_message_of_another_kind_is_refused():
+    store = MemoryStore()
+    store.set("foundryd/g/0/p/1", b"\xc1 not msgpack")
+    with pytest.raises(ProtocolError, match="rank 1"):
+        Agreement(store, 0, 2, scope="g/0", deadline=1.0).exchange("p", 0)
+
+
+def test_equal_lists_pass_whatever_the_addresses_and_peers():
+    a = describe_ops(ops({"kind": 0, "count": 8, "send": 1, "peer": 0xFFFFFFFF}, {"kind": 8, "count": 4, "peer": 1}), lambda _: (0, 1))
+    b = describe_ops(ops({"kind": 0, "count": 8, "send": 9, "peer": 0xFFFFFFFF}, {"kind": 9, "count": 4, "peer": 0}), lambda _: (0, 1))
+    check_op_lists(a, 0, [a, b])
+    check_op_lists(b, 1, [a, b])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"), [("count", 16, "16 elements"), ("kind", 1, "all-gather"), ("datatype", 3, "type 3")]
+)
+def test_the_first_different_op_is_named_with_both_ranks(field, value, said):
+    same = {"kind": 0, "count": 8, "peer": 0xFFFFFFFF}
+    mine = describe_ops(ops(same, same), lambda _: (0, 1))
+    theirs = describe_ops(ops(same, {**same, field: value}), lambda _: (0, 1))
+    with pytest.raises(OpListMismatch, match=r"collective 1 that ranks 0 and 1 share") as caught:
+        check_op_lists(mine, 0, [mine, theirs])
+    assert said in str(caught.value)
+
+
+def test_a_missing_op_is_named():
+    one = {"kind": 0, "count": 8}
+    mine = describe_ops(ops(one, one), lambda _: (0, 1))
+    with pytest.raises(OpListMismatch, match="missing on rank 1"):
+        check_op_lists(mine, 0, [mine, mine[:1]])
+
+
+def test_ops_that_two_ranks_do_not_share_are_not_compared():
+    mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))
+    other = describe_ops(ops({"kind": 0, "count": 99}), lambda _: (2, 3))
+    check_op_lists(mine, 0, [mine, mine, other, other])

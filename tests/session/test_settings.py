@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment becomes one settings object, or one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foundryd.errors import UsageError
+from foundryd.settings import Mode, Settings, default_runtime_dir
+
+
+def test_an_empty_environment_switches_everything_off():
+    assert Settings.from_env({}).mode is Mode.OFF
+
+
+def test_every_variable_is_read():
+    got = Settings.from_env(
+        {
+            "FOUNDRYD_MODE": "restore",
+            "FOUNDRYD_ARCHIVE": "model",
+            "FOUNDRYD_GROUP": "replica-0",
+            "FOUNDRYD_VARIANT": "ep=8",
+            "FOUNDRYD_RECORDING": "/r",
+            "FOUNDRYD_REFERENCE": "/a:/b",
+            "FOUNDRYD_RUNTIME_DIR": "/run/x",
+            "FOUNDRYD_LOG": "DEBUG",
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "8",
+        }
+    )
+    assert got == Settings(
+        Mode.RESTORE, "model", "replica-0", "ep=8", Path("/r"), (Path("/a"), Path("/b")), Path("/run/x"), "debug", 3, 1, 8
+    )
+
+
+@pytest.mark.parametrize("env", [{"FOUNDRYD_MODE": "save"}, {"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"FOUNDRYD_LOG": "loud"}])
+def test_an_impossible_value_is_named(env):
+    (name, value), *_ = env.items()
+    with pytest.raises(UsageError, match=name) as caught:
+        Settings.from_env(env)
+    assert value in str(caught.value).replace("-1", "-1")
+
+
+def test_the_runtime_directory_is_what_the_environment_says():
+    assert default_runtime_dir({"FOUNDRYD_RUNTIME_DIR": "/x/y"}) == Path("/x/y")
