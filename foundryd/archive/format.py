@@ -128,7 +128,8 @@ class Header:
         major, minor, min_reader = struct.unpack_from("<3H", head, 8)
         if major != MAJOR:
             raise ArchiveVersionError(
-                f"{name} says format {major}.{minor} and this foundryd reads format {MAJOR}: use the foundryd that wrote "
+                f"{name} says format {major}.{minor} and this foundryd reads format {MAJOR}: use the foundryd that "
+                "wrote "
                 "it, or capture again"
             )
         raw = bytes(data[: HEADER.size])
@@ -141,27 +142,32 @@ class Header:
             )
         if min_reader > MINOR:
             raise ArchiveVersionError(
-                f"{name} has format {major}.{minor} and needs a reader of {major}.{min_reader}, this is {MAJOR}.{MINOR}: "
+                f"{name} has format {major}.{minor} and needs a reader of {major}.{min_reader}, this is "
+                f"{MAJOR}.{MINOR}: "
                 "install a newer foundryd"
             )
         if min_reader > minor or (reserved and minor <= MINOR):
             raise ArchiveFormatError(
-                f"the header of {name} contradicts itself (minor {minor}, min_reader {min_reader}, reserved {reserved}): "
+                f"the header of {name} contradicts itself (minor {minor}, min_reader {min_reader}, reserved "
+                f"{reserved}): "
                 "fetch the archive again"
             )
         if file_length != size:
             raise ArchiveFormatError(
-                f"{name} has {size} bytes and its header says {file_length}: it is truncated or has something behind it: "
+                f"{name} has {size} bytes and its header says {file_length}: it is truncated or has something behind "
+                "it: "
                 "fetch it again"
             )
         if index_length > limits.index_bytes:
             raise ArchiveFormatError(
-                f"the index of {name} has {index_length} bytes, more than the {limits.index_bytes} that a reader accepts: "
+                f"the index of {name} has {index_length} bytes, more than the {limits.index_bytes} that a reader "
+                "accepts: "
                 "capture again"
             )
         if index_offset % ALIGNMENT or index_offset < ALIGNMENT or index_offset + index_length != file_length:
             raise ArchiveFormatError(
-                f"the index of {name} is said to lie at {index_offset}, {index_length} bytes long, which is not the end of "
+                f"the index of {name} is said to lie at {index_offset}, {index_length} bytes long, which is not the "
+                "end of "
                 f"a file of {file_length} bytes: fetch it again"
             )
         return cls(file_length, index_offset, index_length, index_digest, major, minor, min_reader, reserved)

@@ -115,7 +115,8 @@ class ArchiveReader:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
                 raise ArchiveFormatError(
-                    f"{name} is not a foundryd archive: it is not a file that starts with {MAGIC!r}: give the path of an "
+                    f"{name} is not a foundryd archive: it is not a file that starts with {MAGIC!r}: give the path of "
+                    "an "
                     "archive"
                 )
             mapping = mmap.mmap(fd, status.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
@@ -199,7 +200,8 @@ class ArchiveReader:
         data, item = self.section(name), np.dtype(dtype)
         if data.nbytes % item.itemsize:
             raise ArchiveFormatError(
-                f"section {name} of {self.name} has {data.nbytes} bytes, not a multiple of the {item.itemsize} bytes of an "
+                f"section {name} of {self.name} has {data.nbytes} bytes, not a multiple of the {item.itemsize} bytes "
+                "of an "
                 "element: capture again"
             )
         return np.frombuffer(data, item) if data.nbytes else np.frombuffer(b"", item)
@@ -257,7 +259,8 @@ class ArchiveReader:
         known = msgspec.to_builtins(typed, builtin_types=(bytes,))
         if (place := unknown_fields(raw, known, where)) is not None:
             raise ArchiveFormatError(
-                f"the index of {self.name} has {place}, which format {self.header.major}.{self.header.minor} does not have: "
+                f"the index of {self.name} has {place}, which format {self.header.major}.{self.header.minor} does not "
+                "have: "
                 "capture again"
             )
 
@@ -272,7 +275,8 @@ class ArchiveReader:
             if entry.offset != frame.next_offset or entry.offset + entry.stored > self.header.index_offset:
                 raise ArchiveFormatError(
                     f"{where} is said to lie at {entry.offset}, {entry.stored} bytes long, and has to start at "
-                    f"{frame.next_offset} and end before the index at {self.header.index_offset}: fetch the archive again"
+                    f"{frame.next_offset} and end before the index at {self.header.index_offset}: fetch the archive "
+                    "again"
                 )
             if (impossible := CODECS[entry.codec].check(entry)) is not None:
                 raise ArchiveFormatError(f"{where} {impossible}: capture again")
@@ -280,13 +284,15 @@ class ArchiveReader:
             if entry.length > self.limits.section_bytes or total > self.limits.decoded_bytes:
                 raise ArchiveFormatError(
                     f"{where} would decode to {entry.length} bytes ({total} with those before it), more than the "
-                    f"{self.limits.section_bytes} ({self.limits.decoded_bytes}) that a reader accepts: raise the limits or "
+                    f"{self.limits.section_bytes} ({self.limits.decoded_bytes}) that a reader accepts: raise the "
+                    "limits or "
                     "do not trust the file"
                 )
             frame.append(entry)
         if frame.next_offset != self.header.index_offset:
             raise ArchiveFormatError(
-                f"the sections of {self.name} end at {frame.end} and the index starts at {self.header.index_offset}, with a "
+                f"the sections of {self.name} end at {frame.end} and the index starts at {self.header.index_offset}, "
+                "with a "
                 "hole in between: fetch the archive again"
             )
 
@@ -295,7 +301,8 @@ class ArchiveReader:
         if between.strip(b"\0"):
             place = start + next(i for i, byte in enumerate(between) if byte)
             raise ArchiveFormatError(
-                f"{self.name} has byte {self._view[place]:#04x} at {place}, between two sections, where only zero may be: "
+                f"{self.name} has byte {self._view[place]:#04x} at {place}, between two sections, where only zero may "
+                "be: "
                 "fetch it again"
             )
 
