@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the index of an archive says, as typed structs.
 
-A name of a section is never empty: where there is nothing to store, the section is empty.  The index is one msgpack map; arrays of plain structs (``hook/include/foundryd/records.h``, ``rankpatch/rule.h``) lie
-in sections beside it and are referred to by section name.  A *recording* is an archive whose only variant has one
-rank and no rules.
+The index is one msgpack map; arrays of plain structs (``hook/include/foundryd/records.h``, ``rankpatch/rule.h``) lie
+in sections beside it and are referred to by section name.  A name of a section is never empty: where there is nothing
+to store, the section is empty.  A *recording* is an archive whose only variant has one rank and no rules.
 """
 
 from __future__ import annotations

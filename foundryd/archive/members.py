@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.dtypes import Records, records
-from foundryd.archive.index import Index, Member, Template, Variant
+from foundryd.archive.index import Index, Template, Variant
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.errors import ArchiveFormatError, NotInArchiveError, UsageError
@@ -317,11 +317,6 @@ def plain_key(key: Any) -> Any:
     if key is None or isinstance(key, bool | int | float | str | bytes):
         return (type(key).__name__, key)
     raise UsageError(f"{key!r} cannot name a graph: use text, numbers, or tuples of them")
-
-
-def keys(variant: Variant) -> dict[Any, Member]:
-    """The variant's members by ``plain_key`` of their keys."""
-    return {plain_key(member.key): member for member in variant.members}
 
 
 def _store(writer: ArchiveWriter, graph: GraphParts) -> Template:
