@@ -2,8 +2,8 @@
 """What the index of an archive says, as typed structs.
 
 The index is one msgpack map; arrays of plain structs (``hook/include/foundryd/records.h``, ``rankpatch/rule.h``) lie
-in sections beside it and are referred to by section name.  A *recording* is an archive whose only variant has one
-rank and no rules.
+in sections beside it and are referred to by section name.  A name of a section is never empty: where there is nothing
+to store, the section is empty.  A *recording* is an archive whose only variant has one rank and no rules.
 """
 
 from __future__ import annotations
@@ -63,10 +63,12 @@ class Symbol(msgspec.Struct, frozen=True):
 class Template(msgspec.Struct, frozen=True):
     """What members share.
 
-    ``nodes`` (fdy_node) and ``params`` are those of the template's first member and form its *block*: the bytes of
-    ``nodes`` followed by those of ``params``.  ``positions`` (uint32) are the offsets of the 4-byte words of the
-    block in which members differ; ``columns`` is uint32 [len(positions)][len(members)], the words' values.
-    Children are templates of their own, with no members.
+    ``nodes`` (fdy_node) and ``params`` are those of the template's first member.  Its *block* is the bytes of
+    ``nodes``, then those of ``params``, then the blocks of ``children`` in order; each of these lengths is a multiple
+    of 4.  ``positions`` (uint32, ascending) are the offsets of the 4-byte words of the block in which members differ;
+    ``columns`` is uint32 [len(positions)][len(members)], the words' values, so its first column repeats the block.
+    Children have no members, positions (``""``) or columns (``""``) of their own: their words are part of the
+    parent's block.  ``foundryd.archive.members`` reads and writes all of this.
     """
 
     nodes: str
@@ -89,7 +91,10 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Communicator(msgspec.Struct, frozen=True):
-    """A communicator in creation order.  ``axes`` are the mesh axes it spans; else ``members`` lists its ranks."""
+    """A communicator in creation order.
+
+    ``axes`` are the mesh axes it spans; else ``members`` lists its world ranks in the communicator's order.
+    """
 
     size: int
     axes: list[str] | None
@@ -97,7 +102,7 @@ class Communicator(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Bytes that restore uploads to a held range; they are block ``block``."""
+    """Bytes that restore uploads to a range of one live allocation; they are block ``block``."""
 
     address: int
     bytes: int
@@ -107,20 +112,20 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """What a block number of a rule means."""
+    """What a block number of a rule means; ``foundryd.archive.members.block_bytes`` gives its reference bytes."""
 
     kind: Literal["member", "comm_ops", "content", "global"]
     index: int  # member, 0, content, or place in the flat list of all modules' globals
-    section: str = ""  # bytes of the block where they are not made from a template
+    section: str = ""  # with the bytes: a global always, comm_ops and content may repeat theirs, a member has none
 
 
 class RankClass(msgspec.Struct, frozen=True):
     """Ranks that share templates."""
 
     ranks: list[int]
-    captured: list[int]
-    control: int | None
-    held_out: int | None
+    captured: list[int]  # the ranks that inference saw, the reference rank first
+    control: int | None  # one of them, captured twice
+    held_out: int | None  # one of `ranks` that inference did not see
 
 
 class Variant(msgspec.Struct, frozen=True):

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocations, and the content that is uploaded into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foundryd.archive.checks.findings import Findings, in_range
+from foundryd.archive.index import Variant
+
+ARENAS = 6  # FDY_ARENA_COUNT
+_ADDRESS_END = 2**64
+
+
+def check_memory(found: Findings, variant: Variant) -> None:
+    """Arenas, allocations and contents of a variant."""
+    arenas_fit = found.need(
+        variant.arena_base >= 0
+        and variant.arena_stride > 0
+        and variant.arena_base + ARENAS * variant.arena_stride <= _ADDRESS_END,
+        f"its {ARENAS} arenas at {variant.arena_base:#x} with stride {variant.arena_stride:#x} do not fit an address "
+        "space",
+    )
+    table = found.array(variant.allocations, found.dtypes.allocation, "allocations")
+    if table is None or not arenas_fit:
+        return
+    if _check_allocations(found, variant, table):
+        _check_contents(found, variant, table)
+
+
+def _check_allocations(found: Findings, variant: Variant, table: npt.NDArray[Any]) -> bool:
+    arena = table["arena"].astype(np.uint64)
+    if not found.none(arena >= ARENAS, "allocation", f"is in an arena that does not exist, there are {ARENAS}"):
+        return False
+    start = np.uint64(variant.arena_base) + arena * np.uint64(variant.arena_stride)
+    offset = table["address"] - start  # wraps below the arena, and is then larger than any stride
+    stride = np.uint64(variant.arena_stride)
+    inside = (offset < stride) & (table["bytes"] <= stride - np.minimum(offset, stride))
+    good = found.none(~inside, "allocation", "does not lie in its arena")
+    good &= found.none(table["bytes"] == 0, "allocation", "has no bytes")
+    good &= found.none((table["live"] > 1) | (table["reserved"] != 0), "allocation", "has a flag that does not exist")
+    for number in range(ARENAS):
+        ordinals = table["ordinal"][arena == number]
+        good &= found.none(
+            ordinals != np.arange(len(ordinals)), f"arena {number}: allocation", "is out of the arena's sequence"
+        )
+    if good:
+        live = np.flatnonzero(table["live"])
+        live = live[np.argsort(table["address"][live], kind="stable")]
+        ends = table["address"][live] + table["bytes"][live]
+        for place in np.flatnonzero(ends[:-1] > table["address"][live][1:]):
+            found.add(f"allocation {live[place]} overlaps allocation {live[place + 1]}, and both are live")
+            good = False
+    return good
+
+
+def _check_contents(found: Findings, variant: Variant, table: npt.NDArray[Any]) -> None:
+    live = table[table["live"] == 1]
+    live = live[np.argsort(live["address"], kind="stable")]
+    ends = 0
+    for number, content in sorted(enumerate(variant.contents), key=lambda pair: pair[1].address):
+        here = found.inside(f"content {number}")
+        if not here.need(
+            0 <= content.address < _ADDRESS_END and 0 < content.bytes <= _ADDRESS_END - content.address,
+            f"has {content.bytes} bytes at {content.address:#x}, which is no range",
+        ):
+            continue
+        # The live allocation that starts last at or before the content.
+        place = int(np.searchsorted(live["address"], np.uint64(content.address), side="right")) - 1
+        owner = live[place] if place >= 0 else None
+        here.need(
+            owner is not None
+            and content.address + content.bytes <= int(owner["address"]) + int(owner["bytes"])
+            and content.arena == int(owner["arena"]),
+            f"has {content.bytes} bytes at {content.address:#x} of arena {content.arena}, in no live allocation of it",
+        )
+        here.need(content.address >= ends, f"starts at {content.address:#x}, inside the content before it")
+        ends = max(ends, content.address + content.bytes)
+        length = here.length(content.section, "bytes")
+        here.need(length in (None, content.bytes), f"has {content.bytes} bytes and its section {length}")
+        if here.need(
+            in_range(content.block, len(variant.blocks)),
+            f"says block {content.block}, and there are {len(variant.blocks)} blocks",
+        ):
+            block = variant.blocks[content.block]
+            here.need(
+                block.kind == "content" and block.index == number,
+                f"says block {content.block}, which is {block.kind} {block.index}",
+            )

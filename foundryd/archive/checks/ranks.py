@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication, blocks, and what is patched in them for a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foundryd.archive.checks.findings import Findings, in_range
+from foundryd.archive.checks.graphs import NONE, Shape
+from foundryd.archive.index import Block, Variant
+from foundryd.errors import UsageError
+from foundryd.rankpatch.mesh import AXES, Coordinate, Mesh
+
+_OP_KINDS = 10  # values of fdy_comm_op_kind
+_GROUPS = 1 << 20  # a placeholder's number is a place in an array at restore
+_TABLE, _RULE_KINDS = 1, 4  # fp_rule_kind
+_RELOCATED = 8  # bytes of an address
+
+
+def check_class(found: Findings, variant: Variant) -> None:
+    """World, mesh and rank class of a variant."""
+    world = variant.world
+    if not found.need(1 <= world <= 1 << 20, f"has a world of {world} ranks"):
+        return
+    try:
+        mesh = Mesh.parse(variant.name)
+    except (UsageError, ValueError) as error:
+        found.add(f"has a name that is no mesh ({error})")
+    else:
+        found.need(mesh.world == world, f"has a world of {world} ranks, and its mesh has {mesh.world}")
+    ranks = variant.rank_class
+    found.need(bool(ranks.ranks), "has no ranks")
+    found.need(len(set(ranks.ranks)) == len(ranks.ranks), "names a rank twice")
+    found.need(all(in_range(rank, world) for rank in ranks.ranks), f"has a rank that is not in its world of {world}")
+    mine = set(ranks.ranks)
+    found.need(
+        bool(ranks.captured) and set(ranks.captured) <= mine, "was captured as no rank, or as one that it does not have"
+    )
+    found.need(
+        ranks.control is None or ranks.control in ranks.captured, f"has the control {ranks.control}, never captured"
+    )
+    found.need(
+        ranks.held_out is None or ranks.held_out in mine - set(ranks.captured),
+        f"has the held-out rank {ranks.held_out}, which it does not have or which inference saw",
+    )
+
+
+def check_communication(found: Findings, variant: Variant) -> npt.NDArray[np.uint32]:
+    """Communicators and operations; returns the placeholders that the operations stand behind."""
+    for number, communicator in enumerate(variant.communicators):
+        here = found.inside(f"communicator {number}")
+        here.need(
+            1 <= communicator.size <= variant.world, f"has {communicator.size} ranks, and the world has {variant.world}"
+        )
+        if communicator.axes is not None:
+            here.need(
+                set(communicator.axes) <= set(AXES) and len(set(communicator.axes)) == len(communicator.axes),
+                f"spans the axes {communicator.axes}, which are not each one of {', '.join(AXES)}",
+            )
+        if communicator.members is not None:
+            members = communicator.members
+            here.need(
+                len(set(members)) == len(members) == communicator.size
+                and all(in_range(m, variant.world) for m in members),
+                f"has {communicator.size} ranks, which are not the {len(members)} that it lists",
+            )
+    ops = found.array(variant.comm_ops, found.dtypes.comm_op, "communication operations")
+    if ops is None:
+        return np.empty(0, np.uint32)
+    _check_ops(found, variant, ops)
+    return np.unique(ops["group"]).astype(np.uint32)
+
+
+def _check_ops(found: Findings, variant: Variant, ops: npt.NDArray[Any]) -> None:
+    found.none(ops["kind"] >= _OP_KINDS, "operation", "has a kind that does not exist")
+    found.none(ops["group"] >= _GROUPS, "operation", f"has a group that is not below {_GROUPS}")
+    count = len(variant.communicators)
+    if not found.none(ops["communicator"] >= count, "operation", f"has a communicator that is not one of {count}"):
+        return
+    sizes = np.array([min(max(c.size, 0), NONE) for c in variant.communicators], np.int64)
+    peers = ops["peer"]
+    outside = (peers != NONE) & (peers.astype(np.int64) >= sizes[ops["communicator"]])
+    found.none(outside, "operation", "has a peer or root outside its communicator")
+    for slot in np.unique(ops["communicator"]):
+        known = variant.communicators[slot]
+        found.inside(f"communicator {slot}").need(
+            (known.axes is None) != (known.members is None),
+            "is used, and its ranks are given by not exactly one of axes and list",
+        )
+    pairs = np.unique(np.stack([ops["group"], ops["communicator"]], axis=1), axis=0)
+    for group in pairs[1:, 0][pairs[1:, 0] == pairs[:-1, 0]][:1]:
+        found.add(f"group {group} has operations of two communicators")
+
+
+def check_patches(found: Findings, variant: Variant, templates: list[Shape | None]) -> None:
+    """Blocks, rules, tables and relocations; ``templates`` are the shapes of its templates."""
+    lengths = _check_blocks(found, variant, templates)
+    tables = found.array(variant.tables, "<u8", "tables")
+    rules = found.array(variant.rules, found.dtypes.rule, "rules")
+    relocations = found.array(variant.relocations, found.dtypes.relocation, "relocations")
+    ranges = []
+    if rules is not None:
+        sane = found.none(~np.isin(rules["width"], (1, 2, 4, 8)), "rule", "has a width that is not 1, 2, 4 or 8")
+        found.none(rules["kind"] >= _RULE_KINDS, "rule", "has a kind that does not exist")
+        found.none(rules["coordinate"] >= len(Coordinate), "rule", "follows a coordinate that does not exist")
+        found.none(rules["reserved"] != 0, "rule", "has reserved bits set")
+        if tables is not None:
+            beyond = (rules["kind"] == _TABLE) & (rules["table"].astype(np.int64) + variant.world > len(tables))
+            found.none(
+                beyond, "rule", f"has a table of {variant.world} ranks beyond the {len(tables)} entries there are"
+            )
+        widths = rules["width"].astype(np.int64)
+        if sane and _check_spans(found, "rule", rules, widths, lengths):
+            _check_fixed(found, "rule", rules, widths, variant, templates)
+            ranges.append((rules, widths))
+    if relocations is not None:
+        count = len(variant.symbols)
+        found.none(relocations["symbol"] >= count, "relocation", f"has a symbol that is not one of {count}")
+        found.none(relocations["reserved"] != 0, "relocation", "has reserved bits set")
+        widths = np.full(len(relocations), _RELOCATED, np.int64)
+        if _check_spans(found, "relocation", relocations, widths, lengths):
+            _check_fixed(found, "relocation", relocations, widths, variant, templates)
+            ranges.append((relocations, widths))
+    if len(ranges) == 2:
+        _check_apart(found, *ranges)
+
+
+def _check_blocks(found: Findings, variant: Variant, templates: list[Shape | None]) -> npt.NDArray[np.int64]:
+    """Bytes of each block; where they cannot be told a violation is noted and the length is -1."""
+    seen: set[tuple[str, int]] = set()
+    lengths = np.full(len(variant.blocks), -1, np.int64)
+    globals_ = sum(len(module.globals) for module in variant.modules)
+    for number, block in enumerate(variant.blocks):
+        here = found.inside(f"block {number}")
+        here.need((block.kind, block.index) not in seen, f"is {block.kind} {block.index}, as a block before it is")
+        seen.add((block.kind, block.index))
+        count = {
+            "member": len(variant.members),
+            "comm_ops": 1,
+            "content": len(variant.contents),
+            "global": globals_,
+        }[block.kind]
+        if here.need(in_range(block.index, count), f"is {block.kind} {block.index}, and there are {count}"):
+            length = _block_length(here, variant, block, templates)
+            lengths[number] = -1 if length is None else length
+    return lengths
+
+
+def _block_length(here: Findings, variant: Variant, block: Block, templates: list[Shape | None]) -> int | None:
+    if block.kind == "member":
+        here.need(not block.section, "is a member, which is made from its template, and names a section")
+        template = variant.members[block.index].template
+        shape = templates[template] if in_range(template, len(templates)) else None
+        return None if shape is None else shape.length
+    own = {"comm_ops": lambda: variant.comm_ops, "content": lambda: variant.contents[block.index].section}
+    if block.kind == "global":
+        return here.length(block.section, "bytes")
+    section = own[block.kind]()
+    here.need(block.section in ("", section), f"names section {block.section!r}, and its bytes are in {section!r}")
+    return here.length(section, "bytes")
+
+
+def _check_spans(
+    found: Findings, what: str, table: npt.NDArray[Any], widths: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> bool:
+    """Whether each word lies in its block, behind the word before it."""
+    count = len(lengths)
+    if not found.none(table["block"] >= count, what, f"has a block that is not one of {count}"):
+        return False
+    block, start = table["block"].astype(np.int64), table["offset"].astype(np.int64)
+    end = start + widths
+    good = found.none(end > lengths[block], what, "reaches beyond the end of its block")
+    behind = (block[1:] > block[:-1]) | ((block[1:] == block[:-1]) & (start[1:] >= end[:-1]))
+    return good & found.none(~behind, what, "is not wholly before the next one in order of block and offset")
+
+
+def _check_fixed(
+    found: Findings,
+    what: str,
+    table: npt.NDArray[Any],
+    widths: npt.NDArray[np.int64],
+    variant: Variant,
+    templates: list[Shape | None],
+) -> None:
+    """A rank changes parameters, and of a node only what members may change too."""
+    first = np.searchsorted(table["block"], np.arange(len(variant.blocks) + 1))
+    for number, block in enumerate(variant.blocks):
+        mine = slice(first[number], first[number + 1])
+        if block.kind != "member" or mine.start == mine.stop:
+            continue
+        # Spans were found right, so the member, its template and the shape exist.
+        shape = templates[variant.members[block.index].template]
+        assert shape is not None
+        fixed = np.flatnonzero(shape.fixed(table["offset"][mine].astype(np.int64), widths[mine]))
+        if fixed.size:
+            found.add(f"{what} {mine.start + fixed[0]} is in a part of a node that belongs to the template")
+
+
+def _check_apart(
+    found: Findings,
+    rules: tuple[npt.NDArray[Any], npt.NDArray[np.int64]],
+    relocations: tuple[npt.NDArray[Any], npt.NDArray[np.int64]],
+) -> None:
+    """A word cannot follow both a rule and a symbol."""
+    parts = (rules, relocations)
+    block = np.concatenate([table["block"].astype(np.int64) for table, _ in parts])
+    start = np.concatenate([table["offset"].astype(np.int64) for table, _ in parts])
+    end = start + np.concatenate([widths for _, widths in parts])
+    order = np.lexsort((start, block))
+    block, start, end = block[order], start[order], end[order]
+    for place in np.flatnonzero((block[1:] == block[:-1]) & (start[1:] < end[:-1]))[:1]:
+        found.add(f"a rule and a relocation are both at offset {start[place + 1]} of block {block[place + 1]}")
