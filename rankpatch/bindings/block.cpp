@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rankpatch/block.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "module.h"
+
+namespace rankpatch::bindings {
+namespace {
+
+Array<uint8_t> expand_block(const Array<uint8_t> &base, const Array<uint32_t> &positions,
+                            const Array<uint32_t> &columns, size_t column) {
+  if (columns.ndim() != 2) throw std::invalid_argument("columns is not a matrix");
+  Array<uint8_t> block(base.size());
+  const auto from = view(base);
+  const std::span<uint8_t> out(block.mutable_data(), from.size());
+  const ReleaseIfLarge release(from.size());
+  std::copy(from.begin(), from.end(), out.begin());
+  expand(out, view(positions), view(columns), static_cast<size_t>(columns.shape(1)), column);
+  return block;
+}
+
+void apply_writes(Array<uint8_t> &block, const Array<fp_write> &writes) {
+  if (!block.writeable()) throw std::invalid_argument("the block is read-only");
+  const std::span<uint8_t> out(block.mutable_data(), static_cast<size_t>(block.size()));
+  const ReleaseIfLarge release(view(writes).size_bytes());
+  apply(out, view(writes));
+}
+
+Array<uint32_t> differing_words(const Array<uint8_t> &reference, const std::vector<Array<uint8_t>> &others,
+                                uint32_t width) {
+  std::vector<std::span<const uint8_t>> spans;
+  for (const auto &other : others) spans.push_back(view(other));
+  std::vector<uint32_t> found;
+  {
+    const ReleaseIfLarge release(static_cast<size_t>(reference.size()));
+    found = differing(view(reference), spans, width);
+  }
+  return Array<uint32_t>(static_cast<py::ssize_t>(found.size()), found.data());
+}
+
+}  // namespace
+
+void bind_block(py::module_ &module) {
+  using py::literals::operator""_a;
+  module.def("expand", &expand_block, "base"_a.noconvert(), "positions"_a.noconvert(), "columns"_a.noconvert(),
+             "column"_a, "A member's block: the template's with the words at `positions` from one column.");
+  module.def("apply", &apply_writes, "block"_a.noconvert(), "writes"_a.noconvert(),
+             "Stores writes into a block, in place; nothing is stored if one of them does not fit.");
+  module.def("differing", &differing_words, "reference"_a.noconvert(), "others"_a.noconvert(), "width"_a = 4,
+             "Ascending offsets of the words in which any of `others` differs from `reference`.");
+}
+
+}  // namespace rankpatch::bindings

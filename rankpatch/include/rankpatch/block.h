@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is done to the bytes of a block: making a member from its template, storing writes, finding differences.
+#ifndef RANKPATCH_BLOCK_H
+#define RANKPATCH_BLOCK_H
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rankpatch/rule.h"
+
+namespace rankpatch {
+
+// Replaces the 4-byte words of `block` at `positions` by column `column` of the row-major matrix `columns`
+// [positions][column_count].  Throws std::invalid_argument if a shape or a position does not fit.
+void expand(std::span<uint8_t> block, std::span<const uint32_t> positions, std::span<const uint32_t> columns,
+            size_t column_count, size_t column);
+
+// Stores each write little-endian.  All bounds are checked before the first byte changes; the `block` field of the
+// writes is the caller's business.  Throws std::invalid_argument.
+void apply(std::span<uint8_t> block, std::span<const fp_write> writes);
+
+// Ascending offsets of the words of `width` bytes in which any of `others` differs from `reference`; the last word may
+// be shorter.  All are equally long, at most 4 GiB.  Throws std::invalid_argument.
+std::vector<uint32_t> differing(std::span<const uint8_t> reference, std::span<const std::span<const uint8_t>> others,
+                                uint32_t width);
+
+}  // namespace rankpatch
+
+#endif  // RANKPATCH_BLOCK_H
