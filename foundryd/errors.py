@@ -119,6 +119,24 @@ class ProtocolError(DaemonError):
     reason = "protocol"
 
 
+class PermissionRefused(DaemonError):
+    """The peer is not a user that may do that."""
+
+    reason = "permission"
+
+
+class RankTaken(DaemonError):
+    """Another living process holds that rank of the group."""
+
+    reason = "rank_taken"
+
+
+class NotEnoughMemory(DaemonError):
+    """The archive does not fit into the memory that this process may use."""
+
+    reason = "memory"
+
+
 class LeaseLost(DaemonError):
     """The lease ended: the door connection closed."""
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealed shared memory: written once, then read-only for everybody, for as long as somebody maps it."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+
+from foundryd.errors import DaemonError, NotEnoughMemory
+
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class Sealed:
+    """A memfd under all four seals; owns its descriptor.
+
+    Attributes
+    ----------
+    fd : the descriptor, close-on-exec.
+    size : bytes.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    @classmethod
+    def create(cls, name: str, size: int, fill: Callable[[int], object]) -> Sealed:
+        """Memory of ``size`` bytes that ``fill(fd)`` writes, sealed afterwards.
+
+        ``fill`` writes with calls, not through a mapping, so that a shortage of pages is an error and not a SIGBUS.
+        No page is missing afterwards, so that no reader needs one.
+
+        Raises
+        ------
+        NotEnoughMemory : the pages could not be had.
+        DaemonError : ``fill`` changed the size, or kept a writable mapping.
+        """
+        if size <= 0:
+            raise DaemonError(f"shared memory {name!r} would have {size} bytes: it needs at least one")
+        fd = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fill(fd)
+            actual = os.fstat(fd).st_size
+            if actual != size:
+                raise DaemonError(f"the memory of {name} has {actual} bytes after it was filled, not {size}: report it")
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except OSError as error:
+                raise NotEnoughMemory(
+                    f"{size} bytes of shared memory for {name} cannot be had ({error.strerror}): free memory or raise "
+                    "the limit of this process"
+                ) from error
+            try:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            except OSError as error:  # EBUSY: a writable mapping lives
+                raise DaemonError(f"the memory of {name} cannot be sealed ({error.strerror}): report it") from error
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, size)
+
+    @classmethod
+    def from_bytes(cls, name: str, data: bytes | memoryview) -> Sealed:
+        """Sealed memory with these bytes."""
+        return cls.create(name, len(data), lambda fd: _write_all(fd, data))
+
+    @classmethod
+    def adopt(cls, fd: int, size: int) -> Sealed:
+        """Takes over a descriptor that somebody passed; closes it when it is not sealed memory of ``size`` bytes."""
+        try:
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError:  # not a memfd
+                seals = 0
+            actual = os.fstat(fd).st_size
+            if seals & SEALS != SEALS or actual != size:
+                raise DaemonError(
+                    f"the daemon passed memory of {actual} bytes under seals {seals:#x}, not {size} bytes under "
+                    f"{SEALS:#x}: it could change under this process, so it is refused; restart the daemon"
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, size)
+
+    @property
+    def inode(self) -> tuple[int, int]:
+        """Device and inode: equal for two descriptors of one memory."""
+        stat = os.fstat(self.fd)
+        return stat.st_dev, stat.st_ino
+
+    def map(self) -> mmap.mmap:
+        """A read-only mapping; it stays valid after ``close`` and after the death of whoever made the memory."""
+        return mmap.mmap(self.fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def close(self) -> None:
+        """Closes the descriptor; mappings stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    offset = 0
+    while offset < len(view):
+        offset += os.pwrite(fd, view[offset:], offset)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Archives in sealed memory, one copy of each content.  A library: it works without a daemon."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foundryd.archive.index import Index, Variant
+from foundryd.daemon import limits
+from foundryd.daemon.messages import ArchiveState, VariantState, printable
+from foundryd.daemon.sealed import Sealed
+from foundryd.daemon.tools import ArchiveTools, Reader
+from foundryd.errors import ArchiveError, DaemonError, FoundrydError, NotInArchiveError, UsageError
+from foundryd.rankpatch.mesh import Mesh
+
+MIN_DIGEST = 6  # characters of a digest that may stand for an archive
+
+
+@dataclass(frozen=True)
+class Resident:
+    """An archive in memory under a name; two names of one content share ``memory`` and ``reader``."""
+
+    name: str
+    path: Path
+    digest: str
+    memory: Sealed
+    reader: Reader
+    mapping: mmap.mmap
+
+    @property
+    def index(self) -> Index:
+        """What the archive says about itself."""
+        return self.reader.index
+
+    @property
+    def state(self) -> ArchiveState:
+        """For status and events."""
+        variants: dict[str, VariantState] = {}
+        for v in self.index.variants:
+            so_far = variants.get(v.name, VariantState(v.name, v.world, 0, 0))
+            ranks = so_far.ranks + len(v.rank_class.ranks)
+            variants[v.name] = VariantState(v.name, v.world, ranks, max(so_far.graphs, len(v.members)))
+        return ArchiveState(
+            name=self.name,
+            state="resident",
+            path=printable(self.path),
+            digest=self.digest,
+            bytes=self.memory.size,
+            variants=list(variants.values()),
+        )
+
+
+class Store:
+    """Loads archives and finds them; every method may be called from any thread.
+
+    Parameters
+    ----------
+    tools : functions on archives; None means those of ``foundryd.archive``.
+    room : gives the bytes that can be had and the name of their limit.
+    """
+
+    def __init__(
+        self,
+        tools: ArchiveTools | None = None,
+        room: Callable[[], tuple[int, str]] = limits.available,
+    ) -> None:
+        self._tools = tools
+        self._room = room
+        self._residents: dict[str, Resident] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def tools(self) -> ArchiveTools:
+        """Functions on archives, imported at their first use: a daemon without archives needs none."""
+        if self._tools is None:
+            self._tools = ArchiveTools.default()
+        return self._tools
+
+    def load(self, path: Path, name: str = "") -> Resident:
+        """Verifies a file and inflates it into sealed memory, unless the same content is there already.
+
+        Raises
+        ------
+        ArchiveError : the file is not a good archive.
+        NotEnoughMemory : it does not fit; nothing was copied.
+        UsageError : the name is taken by another content.
+        """
+        name = name or archive_name(path)
+        try:
+            reader = self.tools.open(path)
+        except OSError as error:
+            raise ArchiveError(f"the archive {path} cannot be opened ({error.strerror}): correct the path") from error
+        try:
+            digest = self.tools.digest(reader)
+            there = self._same_content(name, digest)
+            if there is None:
+                self.tools.verify(reader)
+                loaded = self._inflate(reader, path, name, digest)
+            else:
+                loaded = replace(there, name=name, path=path)
+        finally:
+            reader.close()
+        with self._lock:
+            self._residents[name] = loaded
+        return loaded
+
+    def find(self, wanted: str) -> Resident:
+        """The archive of a name or of the beginning of a digest; an empty text means the only one."""
+        with self._lock:
+            residents = list(self._residents.values())
+        if not wanted:
+            if len({r.digest for r in residents}) == 1:
+                return residents[0]
+            raise UsageError(f"no archive is named and the daemon holds {_listed(residents)}: name one of them")
+        for resident in residents:
+            if resident.name == wanted:
+                return resident
+        by_digest = [r for r in residents if len(wanted) >= MIN_DIGEST and r.digest.startswith(wanted.lower())]
+        if len({r.digest for r in by_digest}) == 1:
+            return by_digest[0]
+        raise NotInArchiveError(
+            f"the daemon holds no archive {wanted!r} but {_listed(residents)}: use such a name, or start the "
+            "daemon with that archive"
+        )
+
+    def remove(self, name: str) -> tuple[Resident, bool]:
+        """Forgets a name; says whether it was the last one of its content, which the caller then frees."""
+        with self._lock:
+            resident = self._residents.pop(name, None)
+            if resident is None:
+                raise DaemonError(f"no archive {name!r} is loaded: use a name that `foundryd ls` shows")
+            return resident, not any(r.memory is resident.memory for r in self._residents.values())
+
+    def residents(self) -> list[Resident]:
+        """All archives, in the order of loading."""
+        with self._lock:
+            return list(self._residents.values())
+
+    def close(self) -> None:
+        """Forgets everything."""
+        for resident in self.residents():
+            _, last = self.remove(resident.name)
+            if last:
+                free(resident)
+
+    def _same_content(self, name: str, digest: str) -> Resident | None:
+        with self._lock:
+            taken = self._residents.get(name)
+            if taken is not None and taken.digest != digest:
+                raise UsageError(
+                    f"the name {name!r} already stands for the archive {taken.path} with digest {taken.digest[:12]}, "
+                    f"not {digest[:12]}: give the new one another name, as in other={name}.foundry"
+                )
+            return next((r for r in self._residents.values() if r.digest == digest), None)
+
+    def _inflate(self, reader: Reader, path: Path, name: str, digest: str) -> Resident:
+        size = self.tools.inflated_size(reader)
+        limits.check(size, f"the archive {path}", room=self._room())
+        memory = Sealed.create(f"foundryd:{name}", size, lambda fd: self.tools.inflate(reader, fd))
+        try:
+            mapping = memory.map()
+            return Resident(name, path, digest, memory, self.tools.view(memoryview(mapping)), mapping)
+        except BaseException:
+            memory.close()
+            raise
+
+
+def archive_name(path: Path) -> str:
+    """The name of a file that was given none: its stem."""
+    return path.stem
+
+
+def parse_archives(texts: Iterable[str]) -> list[tuple[str, Path]]:
+    """Names and absolute paths of ``PATH`` or ``NAME=PATH``; raises ``UsageError`` when a name occurs twice."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        # A path may contain "=" itself; a name has no slash.
+        named = equals and name and "/" not in name and not Path(text).exists()
+        path = Path(rest if named else text).absolute()
+        name = name if named else archive_name(path)
+        if name in found:
+            raise UsageError(
+                f"the archives {found[name]} and {path} would both be named {name!r}: write one of them as NAME={path}"
+            )
+        found[name] = path
+    return list(found.items())
+
+
+def find_variant(index: Index, archive: str, wanted: str, rank: int) -> Variant:
+    """The variant of this name, in any spelling of its mesh, whose rank class has ``rank``.
+
+    Raises
+    ------
+    NotInArchiveError : there is none; the message says what there is.
+    """
+    names = list(dict.fromkeys(v.name for v in index.variants))
+    name = wanted
+    if not wanted and len(names) == 1:
+        name = names[0]
+    elif wanted not in names:
+        try:
+            name = str(Mesh.parse(wanted)) if wanted else ""
+        except FoundrydError:
+            name = ""
+    of_name = [v for v in index.variants if v.name == name]
+    if not of_name:
+        raise NotInArchiveError(
+            f"the archive {archive} has the variants {', '.join(names) or 'none'} and {wanted or 'no name'!r} is asked "
+            "for: use one of them, or capture this one with --append"
+        )
+    for variant in of_name:
+        if rank in variant.rank_class.ranks:
+            return variant
+    ranks = sorted(r for v in of_name for r in v.rank_class.ranks)
+    raise NotInArchiveError(
+        f"the variant {name} of the archive {archive} has the ranks {spans(ranks)} and rank {rank} is asked for: "
+        "correct RANK or the variant"
+    )
+
+
+def spans(ranks: list[int]) -> str:
+    """``0-3, 6`` for sorted ranks."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in parts) or "none"
+
+
+def _listed(residents: list[Resident]) -> str:
+    return ", ".join(r.name for r in residents) or "none"
+
+
+def free(resident: Resident) -> None:
+    """Closes the reader and the memory of a content that no name stands for; ranks that map it keep it."""
+    resident.reader.close()
+    resident.memory.close()
+    with suppress(BufferError):  # somebody in this process still reads it: the last reader frees it
+        resident.mapping.close()

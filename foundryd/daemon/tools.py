@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store needs of an archive and its plans, as values that can be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from foundryd.archive.index import Index
+
+
+class Reader(Protocol):
+    """The part of ``foundryd.archive.reader.ArchiveReader`` that is used here."""
+
+    @property
+    def index(self) -> Index:
+        """The archive's typed index."""
+
+    def close(self) -> None:
+        """Frees the mapping."""
+
+
+@dataclass(frozen=True)
+class ArchiveTools:
+    """Functions on archives.
+
+    Attributes
+    ----------
+    open : reader of a file.
+    view : reader of a buffer, which must outlive it.
+    digest : hexadecimal digest that names the content of a reader's archive.
+    verify : raises ``ArchiveError`` unless every byte of the reader's archive is what was written.
+    inflated_size, inflate : bytes of the inflated archive, and writing it to a descriptor of that size.
+    compute_plan : bytes of the plan of (reader, variant name, rank).
+    """
+
+    open: Callable[[Path], Any]
+    view: Callable[[memoryview], Any]
+    digest: Callable[[Any], str]
+    verify: Callable[[Any], object]
+    inflated_size: Callable[[Any], int]
+    inflate: Callable[[Any, int], object]
+    compute_plan: Callable[[Any, str, int], bytes]
+
+    @classmethod
+    def default(cls) -> ArchiveTools:
+        """Those of ``foundryd.archive`` and ``foundryd.rankpatch``; imported here since they pull in native code."""
+        from foundryd.archive.inflate import inflate, inflated_size
+        from foundryd.archive.reader import ArchiveReader
+        from foundryd.archive.verify import verify
+        from foundryd.rankpatch.plan import compute_plan
+
+        return cls(
+            open=ArchiveReader.open,
+            view=lambda view: ArchiveReader(view, trusted=True),  # verified when it was inflated, sealed since
+            digest=lambda reader: reader.content_digest,
+            verify=verify,
+            inflated_size=inflated_size,
+            inflate=inflate,
+            compute_plan=lambda reader, variant, rank: compute_plan(reader, variant, rank).to_bytes(),
+        )
