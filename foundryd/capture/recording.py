@@ -19,7 +19,7 @@ import numpy as np
 import foundryd
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
-from foundryd.archive.members import member_block, pack_template
+from foundryd.archive.members import GraphParts, TemplateReader, add_template
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
@@ -179,14 +179,13 @@ def unranked(recording: Recording) -> Ranked:
 
 def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Variant:
     """Adds a variant's sections to ``writer`` and returns what the index says of it."""
-    prefix = f"{recording.variant}/{recording.rank}/"
-    templates, members = _pack_graphs(writer, recording, prefix)
+    templates, members = _pack_graphs(writer, recording)
     blocks = [ix.Block("member", i) for i in range(len(recording.graphs))]
-    ops = _add(writer, prefix + "comm_ops", recording.comm_ops)
+    ops = writer.put("comm_ops", recording.comm_ops)
     blocks.append(ix.Block("comm_ops", 0, ops))
     contents = []
     for i, content in enumerate(recording.contents):
-        section = _add(writer, f"{prefix}content/{i}", content.data)
+        section = writer.put("content", content.data)
         contents.append(ix.Content(content.address, len(content.data), content.arena, section, len(blocks)))
         blocks.append(ix.Block("content", i, section))
     modules, flat = [], 0
@@ -194,11 +193,11 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         changed = []
         for name, data in module.globals:
             changed.append(ix.Global(name, len(blocks)))
-            blocks.append(ix.Block("global", flat, _add(writer, f"{prefix}global/{flat}", data)))
+            blocks.append(ix.Block("global", flat, writer.put("global", data)))
             flat += 1
         digests = list(ranked.images[i])
-        for digest, image in ranked.images[i].items():
-            writer.add(f"module/{digest}", image, "zstd")
+        for image in ranked.images[i].values():
+            writer.add_image(image)
         owners = ranked.by_rank[i]
         by_rank = None if owners is None else [-1 if d is None else digests.index(d) for d in owners]
         modules.append(ix.Module(module.api, digests, by_rank, changed))
@@ -208,7 +207,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         rank_class=ranked.rank_class,
         arena_base=recording.arena_base,
         arena_stride=recording.arena_stride,
-        allocations=_add(writer, prefix + "allocations", recording.allocations),
+        allocations=writer.put("allocations", recording.allocations),
         functions=recording.functions,
         modules=modules,
         symbols=recording.symbols,
@@ -218,43 +217,26 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         comm_ops=ops,
         contents=contents,
         blocks=blocks,
-        rules=_add(writer, prefix + "rules", ranked.rules),
-        tables=_add(writer, prefix + "tables", ranked.tables),
-        relocations=_add(writer, prefix + "relocations", recording.relocations),
+        rules=writer.put("rules", ranked.rules),
+        tables=writer.put("tables", ranked.tables),
+        relocations=writer.put("relocations", recording.relocations),
     )
 
 
-def _pack_graphs(writer: ArchiveWriter, recording: Recording, prefix: str) -> tuple[list[ix.Template], list[ix.Member]]:
+def _pack_graphs(writer: ArchiveWriter, recording: Recording) -> tuple[list[ix.Template], list[ix.Member]]:
     groups: dict[bytes, list[int]] = {}
     for i, graph in enumerate(recording.graphs):
         groups.setdefault(template_key(graph), []).append(i)
     templates = []
-    members: list[ix.Member | None] = [None] * len(recording.graphs)
-    for t, places in enumerate(groups.values()):
-        first = recording.graphs[places[0]]
-        _, positions, columns = pack_template([recording.graphs[p].block for p in places])
-        name = f"{prefix}template/{t}/"
-        writer.add(name + "columns", columns, "columns")
-        templates.append(
-            ix.Template(
-                nodes=_add(writer, name + "nodes", first.nodes),
-                edges=_add(writer, name + "edges", first.edges),
-                attributes=_add(writer, name + "attributes", first.attributes),
-                params=_add(writer, name + "params", first.params),
-                positions=_add(writer, name + "positions", positions),
-                columns=name + "columns",
-                members=places,
-            )
-        )
-        for p in places:
-            graph = recording.graphs[p]
-            members[p] = ix.Member(graph.key, t, encode_outputs(graph.outputs), graph.instantiate_flags)
-    return templates, [m for m in members if m is not None]
-
-
-def _add(writer: ArchiveWriter, name: str, data: np.ndarray) -> str:
-    writer.add(name, np.ascontiguousarray(data), "zstd")
-    return name
+    numbers: dict[int, int] = {}
+    for places in groups.values():
+        parts = [GraphParts(g.nodes, g.edges, g.attributes, g.params) for g in (recording.graphs[p] for p in places)]
+        numbers |= dict.fromkeys(places, len(templates))
+        templates.append(add_template(writer, parts, places))
+    members = [
+        ix.Member(g.key, numbers[i], encode_outputs(g.outputs), g.instantiate_flags) for i, g in enumerate(recording.graphs)
+    ]
+    return templates, members
 
 
 def make_index(kind: Any, identity: dict[str, ix.IdentityField], variants: list[ix.Variant], notes: dict[str, Any]) -> ix.Index:
@@ -285,19 +267,18 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
     def array(name: str, dtype: Any) -> np.ndarray:
         return np.array(reader.array(name, dtype))
 
+    templates = [TemplateReader(reader, t) for t in variant.templates]
     graphs = []
     for i, member in enumerate(variant.members):
-        template = variant.templates[member.template]
-        block = np.array(member_block(reader, variant, i))
-        count = len(reader.array(template.nodes, _hook.node_dtype))
-        split = count * _hook.node_dtype.itemsize
+        template = templates[member.template]
+        parts = template.graph(template.template.members.index(i))
         graphs.append(
             Graph(
                 freeze_key(member.key),
-                block[:split].view(_hook.node_dtype),
-                array(template.edges, _hook.edge_dtype),
-                array(template.attributes, _hook.attribute_dtype),
-                block[split:],
+                parts.nodes,
+                np.array(parts.edges),
+                np.array(parts.attributes),
+                parts.params,
                 decode_outputs(member.outputs),
                 member.instantiate_flags,
             )
@@ -305,7 +286,7 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
     modules = []
     for module in variant.modules:
         changed = [(g.name, array(variant.blocks[g.block].section, np.uint8)) for g in module.globals]
-        modules.append(ModuleRecord(module.api, bytes(reader.section(f"module/{module.digests[0]}")), changed))
+        modules.append(ModuleRecord(module.api, bytes(reader.section(image_section(module.digests[0]))), changed))
     ordinals = array(variant.allocations, _hook.allocation_dtype)
     contents = []
     for content in variant.contents:
@@ -339,7 +320,7 @@ def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
         rules=np.array(reader.array(variant.rules, _rankpatch.rule_dtype)),
         tables=np.array(reader.array(variant.tables, np.uint64)),
         rank_class=variant.rank_class,
-        images=[{d: bytes(reader.section(f"module/{d}")) for d in m.digests} for m in variant.modules],
+        images=[{d: bytes(reader.section(image_section(d))) for d in m.digests} for m in variant.modules],
         by_rank=[
             None if m.by_rank is None else [None if d < 0 else m.digests[d] for d in m.by_rank] for m in variant.modules
         ],

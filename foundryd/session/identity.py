@@ -4,44 +4,58 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
 
 from cuda.bindings import driver
 
-from foundryd.archive.index import IdentityField
+import foundryd
+from foundryd.archive.identity import MachineIdentity, Value, memory_class
 from foundryd.errors import DriverCallFailed
 from foundryd.session.driver import call
 
-# Variables that choose kernels or communication algorithms.
-_PREFIXES = ("NCCL_", "NVSHMEM_", "CUBLAS_", "TORCH_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE")
-# Where a process finds its peers, and how much it says: they choose nothing.
-_IGNORED = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID")
+
+class ProcessFacts:
+    """Facts of one device and of the libraries in this process (a ``Provider`` of ``archive.identity``)."""
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+
+    def identity_facts(self) -> Mapping[str, Value]:
+        """Facts by the names of ``archive.identity.FACTS``; raises ``DriverCallFailed``."""
+        call("cuInit", 0)
+        handle = call("cuDeviceGet", self._device)
+
+        def ask(name: str) -> int:
+            attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(call("cuDeviceGetAttribute", attribute, handle))
+
+        cuda = int(call("cuDriverGetVersion"))
+        facts: dict[str, Value] = {
+            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "device_name": call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(),
+            "compute_capability": f"{ask('COMPUTE_CAPABILITY_MAJOR')}.{ask('COMPUTE_CAPABILITY_MINOR')}",
+            "sm_count": ask("MULTIPROCESSOR_COUNT"),
+            "memory_class": memory_class(int(call("cuDeviceTotalMem", handle))),
+            "foundryd": foundryd.__version__,
+        }
+        optional = {"driver": kernel_driver_version(), "nccl": nccl_version()}
+        return facts | {name: value for name, value in optional.items() if value is not None}
 
 
-def machine_identity(device: int = 0) -> dict[str, IdentityField]:
-    """Identity of device ``device`` and of the libraries in this process; raises ``DriverCallFailed``."""
-    call("cuInit", 0)
-    handle = call("cuDeviceGet", device)
-    attribute = driver.CUdevice_attribute
+def machine_identity(device: int = 0) -> MachineIdentity:
+    """Identity of this process on ``device``; raises ``DriverCallFailed``."""
+    return MachineIdentity.collect([ProcessFacts(device)])
 
-    def ask(name: str) -> int:
-        return int(call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), handle))
 
-    major, minor = ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")
-    fields = {
-        "cuda_driver": IdentityField(int(call("cuDriverGetVersion"))),
-        "device_name": IdentityField(call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode()),
-        "compute_capability": IdentityField(f"{major}.{minor}"),
-        "sm_count": IdentityField(ask("MULTIPROCESSOR_COUNT")),
-        "memory_bytes": IdentityField(int(call("cuDeviceTotalMem", handle)) >> 30 << 30, "compatible"),
-        "environment": IdentityField(
-            sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_PREFIXES) and k not in _IGNORED)
-        ),
-    }
-    version = nccl_version()
-    if version is not None:
-        fields["nccl"] = IdentityField(version)
-    return fields
+def kernel_driver_version(path: Path = Path("/sys/module/nvidia/version")) -> str | None:
+    """Version of the NVIDIA kernel module, ``580.159.04``; None where there is none."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return text if re.fullmatch(r"[\d.]+", text) else None
 
 
 def nccl_version() -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
-from foundryd.archive.members import member_block
+from foundryd.archive.members import TemplateReader, block_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import CommunicatorMismatch, LayoutDiverged
 from foundryd.rankpatch.plan import Plan
@@ -84,22 +84,22 @@ class Materializer:
         self._graphs: list[RestoredGraph] = []
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
-        self.comm_ops: np.ndarray = self._stored_block(ops).view(_hook.comm_op_dtype)
+        self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
 
     def load_modules(self) -> None:
         """Loads every module in full, puts its changed globals in place and resolves functions and symbols."""
         ids = []
         for module, digest in zip(self._variant.modules, self._plan.modules, strict=True):
-            ids.append(self._hook.load_module(module.api, self._reader.section(f"module/{digest}")))
+            ids.append(self._hook.load_module(module.api, self._reader.section(image_section(digest))))
             for changed in module.globals:
                 address, _ = self._hook.global_address(ids[-1], changed.name)
-                self._hook.upload(address, self._stored_block(changed.block))
+                self._hook.upload(address, self._block(changed.block))
         self._bindings = Bindings(self._hook, ids, self._variant.functions, self._variant.symbols)
 
     def upload_content(self) -> None:
         """Fills the held ranges that had content when the capture ended."""
         for content in self._variant.contents:
-            self._hook.upload(content.address, self._stored_block(content.block))
+            self._hook.upload(content.address, self._block(content.block))
 
     def reissue(self) -> None:
         """Issues every distinct group of collectives once, under capture; all ranks do so in the same order."""
@@ -108,17 +108,18 @@ class Materializer:
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates every member."""
         assert self._bindings is not None, "load_modules comes first"
+        templates = [TemplateReader(self._reader, t) for t in self._variant.templates]
         for place, member in enumerate(self._variant.members):
-            template = self._variant.templates[member.template]
-            block = np.array(member_block(self._reader, self._variant, place))
-            _rankpatch.apply(block, _slice(self._writes, place), place)
+            template = templates[member.template]
+            block = template.block(template.template.members.index(place))
+            _rankpatch.apply(block, _slice(self._writes, place))
             self._bindings.relocate(block, _slice(self._relocations, place))
-            split = self._reader.array(template.nodes, _hook.node_dtype).nbytes
+            split = template.first.nodes.nbytes
             built = BuiltGraph(
                 self._hook,
                 block[:split].view(_hook.node_dtype),
-                self._reader.array(template.edges, _hook.edge_dtype),
-                self._reader.array(template.attributes, _hook.attribute_dtype),
+                template.first.edges,
+                template.first.attributes,
                 block[split:],
                 self._bindings.functions,
                 self._small.handles,
@@ -133,9 +134,10 @@ class Materializer:
             self._graphs.pop().close()
         self._small.close()
 
-    def _stored_block(self, block: int) -> np.ndarray:
-        data = np.array(self._reader.array(self._variant.blocks[block].section, np.uint8))
-        _rankpatch.apply(data, _slice(self._writes, block), block)
+    def _block(self, number: int) -> np.ndarray:
+        """The bytes of a block for this rank."""
+        data = block_bytes(self._reader, self._variant, number)
+        _rankpatch.apply(data, _slice(self._writes, number))
         return data
 
 

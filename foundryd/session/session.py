@@ -6,17 +6,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from foundryd._native import _hook
-from foundryd.archive.identity import check_identity
+from foundryd.archive import identity
+from foundryd.archive.members import find_variant
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, NotInArchiveError, UsageError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.plan import Plan
+from foundryd.session import client
 from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 from foundryd.session.arrays import freeze_key
-from foundryd.session.client import Attachment, attach_daemon, attach_file
 from foundryd.session.identity import machine_identity
 from foundryd.session.materialize import Materializer, RestoredGraph, check_communicators, check_layout
 from foundryd.session.store import Store
@@ -45,10 +47,10 @@ def attach(config: Settings | None = None) -> Session:
             "attach before anything touches the GPU"
         )
     if "/" in config.archive or config.archive.endswith(".foundry"):
-        attachment = attach_file(config.archive, variant=_variant(config), rank=config.rank)
+        attachment = client.attach_file(Path(config.archive), variant=_variant(config), rank=config.rank)
     else:
-        attachment = attach_daemon(
-            config.runtime_dir,
+        attachment = client.attach(
+            runtime_dir=config.runtime_dir,
             archive=config.archive,
             group=config.group,
             rank=config.rank,
@@ -87,7 +89,7 @@ class Session:
     plan : what this rank does differently from the reference rank.
     """
 
-    def __init__(self, hook: Any, attachment: Attachment, config: Settings) -> None:
+    def __init__(self, hook: Any, attachment: client.Attachment, config: Settings) -> None:
         self._hook = hook
         self._attachment = attachment
         self._config = config
@@ -97,13 +99,13 @@ class Session:
         self.phases: dict[str, float] = {}
         self.plan = Plan.from_buffer(attachment.plan)
         self._reader = ArchiveReader(attachment.archive)
-        self._variant = next(v for v in self._reader.index.variants if v.name == self.plan.variant)
+        self._variant = find_variant(self._reader.index, self.plan.variant, self.plan.rank)
         if self.plan.world != config.world_size:
             raise UsageError(
                 f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is {config.world_size}: choose the "
                 "variant that fits with FOUNDRYD_VARIANT"
             )
-        check_identity(self._reader.index.identity, machine_identity())
+        identity.check(self._reader.index.identity, machine_identity(), attachment.name)
         hook.set_layout(
             self._variant.arena_base,
             self._variant.arena_stride,
