@@ -49,4 +49,3 @@ def differing(
     """Finds the ascending offsets of the words of ``width`` (1, 2, 4, 8) bytes in which any of ``others`` differs from
     ``reference``; all are equally long.  Raises ``ValueError``.
     """
-
