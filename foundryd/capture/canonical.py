@@ -102,7 +102,9 @@ def flatten(graph: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     for edge in graph.edges:
         sources, targets = leave[int(edge["from"])], entry[int(edge["to"])]
         if edge["type"] != 0 and (len(sources) != 1 or len(targets) != 1):
-            raise UnsupportedNode("a programmatic edge touches a child graph, which cannot be spliced: capture without it")
+            raise UnsupportedNode(
+                "a programmatic edge touches a child graph, which cannot be spliced: capture without it"
+            )
         pairs = np.repeat(np.array([edge], graph.edges.dtype), len(sources) * len(targets))
         pairs["from"] = np.repeat(sources, len(targets))
         pairs["to"] = np.tile(targets, len(sources))
@@ -189,7 +191,9 @@ def field_table(nodes: np.ndarray, function_fields: list[list[tuple[int, int]]])
 def wide_words(graph: Graph, function_fields: list[list[tuple[int, int]]]) -> np.ndarray:
     """Offsets in the block, int64 [n], of every aligned 8-byte word of a parameter that could hold an address."""
     offsets = []
-    for offset, size in field_table(graph.nodes, function_fields)[len(graph.nodes) * graph.nodes.dtype.itemsize // 4 :].tolist():
+    for offset, size in field_table(graph.nodes, function_fields)[
+        len(graph.nodes) * graph.nodes.dtype.itemsize // 4 :
+    ].tolist():
         first = -(-offset // 8) * 8
         offsets.extend(range(first, offset + size - 7, 8))
     return np.array(offsets, np.int64)

@@ -10,9 +10,11 @@ import numpy as np
 from cuda.bindings import driver
 
 from foundryd.capture.canonical import Graph
-from foundryd.capture.proofs import Memory, noise_words, prove_dead, prove_noise
+from foundryd.capture.proofs import Memory, prove_dead, prove_noise
 from foundryd.capture.recording import Recording
 from foundryd.errors import CaptureError
+from foundryd.rankpatch.infer import RankView
+from foundryd.rankpatch.noise import noise_candidates
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import NativeGraph
@@ -25,14 +27,16 @@ def prove(
     natives: Sequence[NativeGraph],
     module_ids: Sequence[int],
 ) -> dict[str, Any]:
-    """Notes for the control's recording: ``proven_dead`` [[address, bytes]] and ``proven_noise`` [[block, offset]].
+    """Notes for the control's recording: ``proven_dead`` [[address, bytes]] and ``proven_noise`` [[block, offset, width]].
 
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
     if same is None:
         ranks = sorted(r.rank for r in references)
-        raise CaptureError(f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}")
+        raise CaptureError(
+            f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}"
+        )
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         memory = Memory(hook)
@@ -66,8 +70,13 @@ def _differing(ours: Recording, references: Sequence[Recording]) -> set[int]:
 def _prove_noise(
     hook: Any, module_ids: Sequence[int], ours: Recording, same: Recording, memory: Memory, stream: Any
 ) -> list[list[int]]:
-    words = [noise_words(a, b) for a, b in zip(ours.graphs, same.graphs, strict=True)]
-    if not any(len(w) for w in words):
+    members = len(ours.graphs)
+    words = noise_candidates(
+        RankView(ours.rank, ours.blocks()[:members]),
+        RankView(ours.rank, same.blocks()[:members]),
+        ours.fields()[:members],
+    )
+    if not len(words):
         return []
     generator = np.random.default_rng(ours.rank)
     bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
@@ -75,7 +84,8 @@ def _prove_noise(
     proven: list[list[int]] = []
     try:
         small.issue(ours.comm_ops)
-        for block, (graph, offsets) in enumerate(zip(ours.graphs, words, strict=True)):
+        for block in np.unique(words["block"]).tolist():
+            graph = ours.graphs[block]
             relocations = ours.relocations[ours.relocations["block"] == block]
 
             def replay_with(params: np.ndarray, graph: Graph = graph, relocations: np.ndarray = relocations) -> None:
@@ -96,7 +106,8 @@ def _prove_noise(
                 finally:
                     built.close()
 
-            proven += [[block, o] for o in prove_noise(memory, graph, offsets, replay_with, generator)]
+            candidates = words[words["block"] == block]
+            proven += [[block, *word] for word in prove_noise(memory, graph, candidates, replay_with, generator)]
     finally:
         small.close()
     return proven

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from foundryd.capture.recording import (
 from foundryd.errors import CaptureError, HeldOutMismatch
 from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
-from foundryd.rankpatch.verify import check_held_out
+from foundryd.rankpatch.verify import Report, check_held_out
 
 
 @dataclass
@@ -33,10 +34,13 @@ class Merge:
     """The state of one variant's merge; ``undecided`` and ``image_ranks`` name ranks to capture before it can end."""
 
     mesh: Mesh
-    recordings: list[Recording]  # the first is the reference
+    members: tuple[int, ...]  # ranks of the class
+    recordings: list[Recording]  # the first is the reference; the first `inferred` of them made the rules
+    inferred: int
     inference: Inference
-    proven_noise: set[tuple[int, int]]
     dead: set[int]
+    control: int
+    held_out: int | None = None
 
     @property
     def reference(self) -> Recording:
@@ -54,12 +58,12 @@ class Merge:
         if not any(len(d) > 1 for d in self._digests()):
             return []
         have = {r.rank for r in self.recordings}
-        return [r for r in range(self.mesh.world) if r not in have]
+        return [r for r in self.members if r not in have]
 
     def _digests(self) -> list[set[str]]:
         return [{r.modules[i].digest for r in self.recordings} for i in range(len(self.reference.modules))]
 
-    def check(self, held_out: Recording) -> None:
+    def check(self, held_out: Recording) -> Report:
         """Raises ``HeldOutMismatch`` unless the rules reproduce a rank that inference did not see."""
         self._same_structure(held_out, HeldOutMismatch)
         ours = without(held_out, self.dead)
@@ -72,14 +76,13 @@ class Merge:
                     "the engine fill it alike"
                 )
         ours = align_contents([self.reference, ours])[1]
-        check_held_out(
+        return check_held_out(
             self.inference.rules,
             self.inference.tables,
-            self.reference.blocks(),
-            ours.blocks(),
-            mesh=self.mesh,
-            rank=held_out.rank,
-            describe=self.reference.describe,
+            RankView(self.reference.rank, self.reference.blocks()),
+            self.mesh,
+            RankView(ours.rank, ours.blocks()),
+            self.reference.describe,
         )
 
     def add_images(self, recording: Recording) -> None:
@@ -90,7 +93,7 @@ class Merge:
     def _same_structure(self, other: Recording, error: type[CaptureError]) -> None:
         same_structure(self.reference, other, error)
 
-    def ranked(self, control: int | None, held_out: int | None) -> Ranked:
+    def ranked(self) -> Ranked:
         """What ``pack`` adds to the reference."""
         images, by_rank = [], []
         for i, digests in enumerate(self._digests()):
@@ -99,13 +102,13 @@ class Merge:
             for recording in self.recordings:
                 owners[recording.rank] = recording.modules[i].digest
             by_rank.append(owners if len(digests) > 1 else None)
-        captured = sorted({r.rank for r in self.recordings} | ({held_out} if held_out is not None else set()))
-        rank_class = ix.RankClass(list(range(self.mesh.world)), captured, control, held_out)
+        captured = [r.rank for r in self.recordings[: self.inferred]]
+        rank_class = ix.RankClass(list(self.members), captured, self.control, self.held_out)
         return Ranked(self.inference.rules, self.inference.tables, rank_class, images, by_rank)
 
 
-def merge(recordings: Sequence[Recording], control: Recording, *, complete: bool) -> Merge:
-    """Infers the rules of a variant from its sampled ranks and the control.
+def merge(recordings: Sequence[Recording], control: Recording, members: Sequence[int]) -> Merge:
+    """Infers the rules of a rank class from its sampled ranks and the control.
 
     Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.
     """
@@ -115,7 +118,7 @@ def merge(recordings: Sequence[Recording], control: Recording, *, complete: bool
         same_structure(reference, other, CaptureError)
     dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
     *living, control = align_contents([without(r, dead) for r in [*recordings, control]])
-    noise = {(int(b), int(o)) for b, o in control.notes.get("proven_noise", [])}
+    noise = [tuple(word) for word in control.notes.get("proven_noise", [])]
     inference = infer(
         [RankView(r.rank, r.blocks()) for r in living],
         mesh=mesh,
@@ -123,9 +126,10 @@ def merge(recordings: Sequence[Recording], control: Recording, *, complete: bool
         proven_noise=noise,
         fields=living[0].fields(),
         describe=living[0].describe,
-        complete=complete,
+        complete=len(living) == len(members),
+        members=members,
     )
-    return Merge(mesh, living, inference, noise, dead)
+    return Merge(mesh, tuple(members), living, len(living), inference, dead, control.rank)
 
 
 def without(recording: Recording, dead: set[int]) -> Recording:
@@ -187,26 +191,23 @@ def align_contents(recordings: Sequence[Recording]) -> list[Recording]:
     return out
 
 
-def write_archive(
-    path: Path, merges: Sequence[tuple[Merge, int | None, int | None]], append_to: Path | None = None
-) -> None:
-    """Writes the archive of the given variants, each with its control and held-out rank.
+def write_archive(path: Path, merges: Sequence[Merge], append_to: Path | None = None) -> None:
+    """Writes the archive of a variant, one merge for each of its rank classes.
 
     With ``append_to`` the variants of that archive are kept, but for those that are given again.
     """
-    reference = merges[0][0].reference
-    notes = {m.reference.variant: m.reference.notes for m, _, _ in merges}
-    new = {m.reference.variant for m, _, _ in merges}
+    reference = merges[0].reference
+    notes: dict[str, Any] = {reference.variant: reference.notes}
     with ArchiveWriter(path) as writer:
         variants = []
         if append_to is not None:
             with ArchiveReader.open(append_to) as old:
                 old.verify()
                 _same_identity(old.index.identity, reference.identity, append_to)
-                kept = [v for v in old.index.variants if v.name not in new]
+                kept = [v for v in old.index.variants if v.name != reference.variant]
                 variants = [pack(writer, unpack(old, v), unpack_ranked(old, v)) for v in kept]
                 notes = {v.name: old.index.notes.get(v.name, {}) for v in kept} | notes
-        variants += [pack(writer, m.reference, m.ranked(control, held_out)) for m, control, held_out in merges]
+        variants += [pack(writer, m.reference, m.ranked()) for m in merges]
         writer.finish(make_index("archive", reference.identity, variants, notes))
 
 
@@ -215,4 +216,6 @@ def _same_identity(old: dict[str, ix.IdentityField], new: dict[str, ix.IdentityF
         if old.get(name) != new.get(name):
             before = old[name].value if name in old else "absent"
             now = new[name].value if name in new else "absent"
-            raise CaptureError(f"{path} was captured with {name} {before} and this capture has {now}: write a new archive")
+            raise CaptureError(
+                f"{path} was captured with {name} {before} and this capture has {now}: write a new archive"
+            )

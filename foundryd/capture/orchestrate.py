@@ -8,16 +8,18 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from foundryd import _native
-from foundryd.capture.merge import Merge, merge, same_structure, write_archive
+from foundryd.capture.merge import Merge, merge, write_archive
 from foundryd.capture.recording import Recording, load
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
-from foundryd.rankpatch.sampling import Sampling, sample
+from foundryd.rankpatch.sampling import sample, split_classes
+from foundryd.rankpatch.verify import count_rules
 
 Progress = Callable[[str], None]
 
@@ -28,11 +30,12 @@ class CaptureResult:
 
     archive: Path
     variant: str
-    captured: list[int]
-    control: int | None
-    held_out: int | None
-    capture_ms: dict[int, float] = field(default_factory=dict)  # by rank; the control is -1
-    total_ms: float = 0.0
+    captured: list[int]  # every rank that was captured, for whatever reason
+    controls: list[int]  # one for each rank class
+    held_out: list[int]
+    rules: dict[str, int]  # words by rule, see rankpatch.verify.count_rules
+    launch_ms: list[float]  # of each launch of the engine
+    total_ms: float
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ def preload(environment: Mapping[str, str], *libraries: Path) -> str:
     return ":".join([*ours, *before])
 
 
-def capture(output: Path, spec: CaptureSpec, *, append: bool = False, progress: Progress = lambda _: None) -> CaptureResult:
+def capture(
+    output: Path, spec: CaptureSpec, *, append: bool = False, progress: Progress = lambda _: None
+) -> CaptureResult:
     """Captures a variant into ``output``.
 
     Raises ``CaptureError`` and its kinds; an archive appears only when everything held.
@@ -66,38 +71,58 @@ def capture(output: Path, spec: CaptureSpec, *, append: bool = False, progress: 
     started = time.monotonic()
     mesh = Mesh.parse(spec.variant)
     if spec.world_size not in (None, mesh.world):
-        raise CaptureError(f"the variant {mesh} has {mesh.world} ranks and --world-size is {spec.world_size}: correct one of them")
-    plan = sample(mesh, spec.requested)
+        raise CaptureError(
+            f"the variant {mesh} has {mesh.world} ranks and --world-size is {spec.world_size}: correct one of them"
+        )
     with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
         runs = _Runs(mesh, spec, Path(folder), progress)
-        merged, held_out = _capture_variant(mesh, plan, runs)
-        write_archive(output, [(merged, plan.control, held_out)], output if append and output.exists() else None)
-    captured = sorted(set(runs.paths) - {-1})
+        merges = [_capture_class(mesh, members, runs) for members in _classes(mesh, spec.requested, runs)]
+        write_archive(output, merges, output if append and output.exists() else None)
     total = (time.monotonic() - started) * 1000
-    return CaptureResult(output, str(mesh), captured, plan.control, held_out, runs.times, total)
+    rules = Counter[str]()
+    for merged in merges:
+        rules.update(count_rules(merged.inference.rules))
+    return CaptureResult(
+        output,
+        str(mesh),
+        sorted(runs.recordings),
+        [m.control for m in merges],
+        [m.held_out for m in merges if m.held_out is not None],
+        dict(rules),
+        runs.times,
+        total,
+    )
 
 
-def _capture_variant(mesh: Mesh, plan: Sampling, runs: _Runs) -> tuple[Merge, int | None]:
-    recordings = [runs.run(rank) for rank in plan.ranks]
-    for other in recordings[1:]:
-        same_structure(recordings[0], other, CaptureError)
-    control = runs.run(plan.control, references=[runs.paths[r.rank] for r in recordings])
+def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequence[Sequence[int]]:
+    """The rank classes; captures what it takes to know them."""
+    for rank in sample(mesh, requested).ranks:
+        runs.run(rank)
     while True:
-        complete = len(recordings) == mesh.world
-        merged = merge(recordings, control, complete=complete)
-        missing = [r for r in merged.undecided if r not in {x.rank for x in recordings}]
-        if not missing:
+        split = split_classes(mesh, {r: recording.structure_key() for r, recording in runs.recordings.items()})
+        if not split.capture:
+            if len(split.classes) > 1:
+                runs.progress(f"{len(split.classes)} rank classes: ranks with templates of their own")
+            return split.classes
+        for rank in split.capture:
+            runs.run(rank)
+
+
+def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
+    sampling = sample(mesh, [r for r in members if r in runs.recordings], members)
+    while True:
+        recordings = [runs.run(rank) for rank in sampling.ranks]
+        control = runs.control(sampling.control, [r.rank for r in recordings])
+        merged = merge(recordings, control, sampling.members)
+        if not merged.undecided:
             break
-        recordings += [runs.run(rank) for rank in missing]
-    seen = {r.rank for r in recordings}
-    # The rank planned for holding out may have been needed to decide; any rank that inference did not see will do.
-    unseen = [r for r in [plan.held_out, *range(mesh.world)] if r is not None and r not in seen]
-    held_out = unseen[0] if unseen else None
-    if held_out is not None:
-        merged.add_images(runs.run(held_out))
+        sampling = sampling.extended(merged.undecided)
+    if sampling.held_out is not None:
+        merged.held_out = sampling.held_out
+        merged.add_images(runs.run(sampling.held_out))
     for rank in merged.image_ranks:
         merged.add_images(runs.run(rank))
-    return merged, held_out
+    return merged
 
 
 class _Runs:
@@ -107,23 +132,29 @@ class _Runs:
         self._mesh = mesh
         self._spec = spec
         self._folder = folder
-        self._progress = progress
-        self.paths: dict[int, Path] = {}
-        self.times: dict[int, float] = {}
+        self.progress = progress
+        self.recordings: dict[int, Recording] = {}
+        self.times: list[float] = []
 
-    def run(self, rank: int | None, references: Sequence[Path] = ()) -> Recording:
-        """Captures as ``rank``; with ``references`` this is the control run, kept under -1."""
-        if rank is None:
-            raise CaptureError("this world has no rank to capture: give the variant at least one")
-        control = bool(references)
-        name = f"control-{rank}" if control else f"rank-{rank}"
-        self._progress(f"capturing {'rank ' if not control else 'the control of rank '}{rank} of {self._mesh.world}")
-        path = self._folder / f"{name}.recording"
+    def run(self, rank: int) -> Recording:
+        """The recording of ``rank``, captured now if it was not before."""
+        if rank not in self.recordings:
+            self.recordings[rank] = self._capture(f"rank {rank}", rank, self._path(rank), ())
+        return self.recordings[rank]
+
+    def control(self, rank: int, others: Sequence[int]) -> Recording:
+        """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
+        path = self._folder / f"control-{rank}.recording"
+        return self._capture(f"the control of rank {rank}", rank, path, [self._path(r) for r in others])
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.recording"
+
+    def _capture(self, what: str, rank: int, path: Path, references: Sequence[Path]) -> Recording:
+        self.progress(f"capturing as {what} of {self._mesh.world}")
         started = time.monotonic()
         self._launch(rank, path, references)
-        key = -1 if control else rank
-        self.paths[key] = path
-        self.times[key] = (time.monotonic() - started) * 1000
+        self.times.append((time.monotonic() - started) * 1000)
         return load(path)
 
     def _launch(self, rank: int, path: Path, references: Sequence[Path]) -> None:

@@ -62,7 +62,11 @@ def prove_dead(memory: Memory, replays: Iterable[Callable[[], None]], candidates
 
 
 def _dead_for(
-    memory: Memory, replay: Callable[[], None], start: dict[int, np.ndarray], plain: dict[int, np.ndarray], suspects: set[int]
+    memory: Memory,
+    replay: Callable[[], None],
+    start: dict[int, np.ndarray],
+    plain: dict[int, np.ndarray],
+    suspects: set[int],
 ) -> set[int]:
     """Halves the suspects until every group either leaves the replay alone or is a single live range."""
     if not suspects or _unmoved(memory, replay, start, plain, suspects):
@@ -78,7 +82,11 @@ def _dead_for(
 
 
 def _unmoved(
-    memory: Memory, replay: Callable[[], None], start: dict[int, np.ndarray], plain: dict[int, np.ndarray], poisoned: set[int]
+    memory: Memory,
+    replay: Callable[[], None],
+    start: dict[int, np.ndarray],
+    plain: dict[int, np.ndarray],
+    poisoned: set[int],
 ) -> bool:
     for pattern in _PATTERNS:
         memory.write(start)
@@ -94,32 +102,33 @@ def _unmoved(
     return True
 
 
-def noise_words(ours: Graph, theirs: Graph) -> np.ndarray:
-    """Offsets in the block (int64, multiples of 4) of words in which two captures of one rank differ."""
-    size = len(ours.block) // 4 * 4
-    return 4 * np.flatnonzero(ours.block[:size].view(np.uint32) != theirs.block[:size].view(np.uint32))
-
-
 def prove_noise(
-    memory: Memory, graph: Graph, words: np.ndarray, replay_with: Callable[[np.ndarray], None], generator: np.random.Generator
-) -> list[int]:
-    """Those of ``words`` that outputs do not depend on; ``replay_with(params)`` runs the graph with other parameters.
+    memory: Memory,
+    graph: Graph,
+    words: np.ndarray,
+    replay_with: Callable[[np.ndarray], None],
+    generator: np.random.Generator,
+) -> list[tuple[int, int]]:
+    """Those of ``words`` that outputs do not depend on, as (offset, width); ``words`` are rows of ``noise_dtype``.
 
-    Words outside the parameters (functions, launch dimensions) are never noise.
+    ``replay_with(params)`` runs the graph with other parameters and waits.  Words outside the parameters (functions,
+    launch dimensions) are never noise.
     """
-    words = words[words >= graph.param_start()]
+    words = words[words["offset"] >= graph.param_start()]
     start = memory.read()
     replay_with(graph.params)
     plain = memory.read()
 
-    def harmless(offsets: np.ndarray) -> bool:
+    def harmless(rows: np.ndarray) -> bool:
         params = graph.params.copy()
-        view = params[: len(params) // 4 * 4].view(np.uint32)
-        view[(offsets - graph.param_start()) // 4] ^= generator.integers(1, 2**32, len(offsets), np.uint32)
+        for row in rows:
+            at, width = int(row["offset"]) - graph.param_start(), int(row["width"])
+            params[at : at + width] ^= generator.integers(1, 256, width, np.uint8)
         memory.write(start)
         replay_with(params)
         return all((after == plain[address]).all() for address, after in memory.read().items())
 
-    proven = words if len(words) and harmless(words) else np.array([w for w in words if harmless(np.array([w]))], np.int64)
+    if len(words) and not harmless(words):
+        words = words[[harmless(words[i : i + 1]) for i in range(len(words))]]
     memory.write(start)
-    return [int(w) for w in proven]
+    return [(int(w["offset"]), int(w["width"])) for w in words]

@@ -58,7 +58,13 @@ class Recorder:
 
         graphs = [
             canonical(
-                key, arrays, functions, groups, group_key, outputs=native.outputs, instantiate_flags=native.instantiate_flags
+                key,
+                arrays,
+                functions,
+                groups,
+                group_key,
+                outputs=native.outputs,
+                instantiate_flags=native.instantiate_flags,
             )
             for key, arrays, native in self._captured
         ]
@@ -101,7 +107,11 @@ class Recorder:
                 )
             described.append(
                 ix.Function(
-                    modules.of(int(function.module)), function.name, function.param_bytes, function.fields, function.settings
+                    modules.of(int(function.module)),
+                    function.name,
+                    function.param_bytes,
+                    function.fields,
+                    function.settings,
                 )
             )
         return described
@@ -164,7 +174,9 @@ class Recorder:
                 )
             axes = mesh.axes_of(self._settings.rank, members) if members else None
             out.append(
-                ix.Communicator(size, None if axes is None else list(axes), list(members) if axes is None and members else None)
+                ix.Communicator(
+                    size, None if axes is None else list(axes), list(members) if axes is None and members else None
+                )
             )
         return out
 
@@ -186,4 +198,3 @@ class Recorder:
                 if data.any():
                     out.append(ContentRecord(address, int(allocation["arena"]), int(allocation["ordinal"]), data))
         return out
-

@@ -19,6 +19,7 @@ import numpy as np
 import foundryd
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
+from foundryd.archive.format import image_section
 from foundryd.archive.members import GraphParts, TemplateReader, add_template
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
@@ -118,7 +119,9 @@ class Recording:
             what = [n for n in names if graph.nodes.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
         else:
             at = offset - start
-            inside = (graph.nodes["param_offset"] <= at) & (at < graph.nodes["param_offset"] + graph.nodes["param_bytes"])
+            inside = (graph.nodes["param_offset"] <= at) & (
+                at < graph.nodes["param_offset"] + graph.nodes["param_bytes"]
+            )
             node = int(np.flatnonzero(inside)[0]) if inside.any() else 0
             within = at - int(graph.nodes["param_offset"][node])
             what = f"parameter byte {within}"
@@ -145,6 +148,12 @@ class Recording:
             "comm ops": len(self.comm_ops),
             "arenas": (self.arena_base, self.arena_stride),
         }
+
+    def structure_key(self) -> bytes:
+        """Equal for ranks that can share a class."""
+        digest = blake3.blake3(repr(sorted(self.structure().items())).encode())
+        digest.update(self.allocations.tobytes())
+        return digest.digest()
 
 
 def arena_name(number: int) -> str:
@@ -234,12 +243,15 @@ def _pack_graphs(writer: ArchiveWriter, recording: Recording) -> tuple[list[ix.T
         numbers |= dict.fromkeys(places, len(templates))
         templates.append(add_template(writer, parts, places))
     members = [
-        ix.Member(g.key, numbers[i], encode_outputs(g.outputs), g.instantiate_flags) for i, g in enumerate(recording.graphs)
+        ix.Member(g.key, numbers[i], encode_outputs(g.outputs), g.instantiate_flags)
+        for i, g in enumerate(recording.graphs)
     ]
     return templates, members
 
 
-def make_index(kind: Any, identity: dict[str, ix.IdentityField], variants: list[ix.Variant], notes: dict[str, Any]) -> ix.Index:
+def make_index(
+    kind: Any, identity: dict[str, ix.IdentityField], variants: list[ix.Variant], notes: dict[str, Any]
+) -> ix.Index:
     """The root of an index written now."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return ix.Index(kind, now, f"foundryd {foundryd.__version__}", identity, variants, notes)
@@ -249,7 +261,9 @@ def save(recording: Recording, path: Path) -> None:
     """Writes a recording; raises ``ArchiveError``."""
     with ArchiveWriter(path) as writer:
         variant = pack(writer, recording, unranked(recording))
-        writer.finish(make_index("recording", recording.identity, [variant], {"rank": recording.rank, **recording.notes}))
+        writer.finish(
+            make_index("recording", recording.identity, [variant], {"rank": recording.rank, **recording.notes})
+        )
 
 
 def load(path: Path) -> Recording:
@@ -257,7 +271,9 @@ def load(path: Path) -> Recording:
     with ArchiveReader.open(path) as reader:
         reader.verify()
         if reader.index.kind != "recording" or len(reader.index.variants) != 1:
-            raise ArchiveFormatError(f"{path} is an archive for {len(reader.index.variants)} variants, not the recording of one rank")
+            raise ArchiveFormatError(
+                f"{path} is an archive for {len(reader.index.variants)} variants, not the recording of one rank"
+            )
         return unpack(reader, reader.index.variants[0])
 
 

@@ -33,7 +33,9 @@ def build() -> typer.Typer:
 def main() -> None:
     """Entry point: a failure is one sentence on standard error and exit code 1."""
     logging.basicConfig(
-        level=os.environ.get("FOUNDRYD_LOG", "warning").upper(), format="foundryd: %(levelname)s: %(message)s", stream=sys.stderr
+        level=os.environ.get("FOUNDRYD_LOG", "warning").upper(),
+        format="foundryd: %(levelname)s: %(message)s",
+        stream=sys.stderr,
     )
     try:
         build()()

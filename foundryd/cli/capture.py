@@ -42,8 +42,9 @@ def capture(
             "archive": str(output),
             "variant": result.variant,
             "captured_ranks": result.captured,
-            "control": result.control,
-            "heldout_rank": result.held_out,
+            "control_ranks": result.controls,
+            "heldout_ranks": result.held_out,
+            "rules": result.rules,
             "archive_bytes": output.stat().st_size,
             "capture_ms": result.total_ms,
         }

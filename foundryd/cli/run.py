@@ -15,7 +15,9 @@ OPTIONS = {"context_settings": {"ignore_unknown_options": True, "allow_intersper
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The engine's own command, after --.")],
-    archive: Annotated[str, typer.Option(help="A name that the daemon knows, or a file: then no daemon is needed.")] = "",
+    archive: Annotated[
+        str, typer.Option(help="A name that the daemon knows, or a file: then no daemon is needed.")
+    ] = "",
     group: Annotated[str, typer.Option(help="The replica that this engine belongs to.")] = "default",
     variant: Annotated[str, typer.Option(help="Parallel configuration; the archive's only one if left out.")] = "",
     driver: Annotated[str, typer.Option(help="auto, cuda, or soft for the software driver.")] = "auto",
@@ -29,4 +31,6 @@ def run(
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
-        raise UsageError(f"{command[0]} cannot be run ({error.strerror}): give the engine's command after --") from error
+        raise UsageError(
+            f"{command[0]} cannot be run ({error.strerror}): give the engine's command after --"
+        ) from error

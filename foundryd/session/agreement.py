@@ -61,8 +61,12 @@ class Agreement:
             case {"value": value}:
                 return value
             case {"failed": str(reason)}:
-                raise PeerFailed(f"rank {rank} gave up in or before phase {phase!r}, so rank {self._rank} captures too: {reason}")
-        raise ProtocolError(f"rank {rank} published something that is not a message of phase {phase!r}: use one foundryd on all ranks")
+                raise PeerFailed(
+                    f"rank {rank} gave up in or before phase {phase!r}, so rank {self._rank} captures too: {reason}"
+                )
+        raise ProtocolError(
+            f"rank {rank} published something that is not a message of phase {phase!r}: use one foundryd on all ranks"
+        )
 
 
 def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> list[list[Any]]:
@@ -74,7 +78,16 @@ def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> li
     for op in ops:
         kind = int(op["kind"])
         root = int(op["peer"]) if kind < len(_KINDS) and _KINDS[kind] not in ("send", "recv") else _NONE
-        out.append([list(members(int(op["communicator"]))), kind, int(op["datatype"]), int(op["reduction"]), int(op["count"]), root])
+        out.append(
+            [
+                list(members(int(op["communicator"]))),
+                kind,
+                int(op["datatype"]),
+                int(op["reduction"]),
+                int(op["count"]),
+                root,
+            ]
+        )
     return out
 
 

@@ -74,7 +74,9 @@ def decode_outputs(encoded: Any) -> Any:
             return [decode_outputs(i) for i in items]
         case {"d": dict(items)}:
             return {k: decode_outputs(i) for k, i in items.items()}
-    raise ArchiveFormatError(f"the outputs of a graph are described by {encoded!r}, which no writer makes: capture again")
+    raise ArchiveFormatError(
+        f"the outputs of a graph are described by {encoded!r}, which no writer makes: capture again"
+    )
 
 
 def freeze_key(key: Any) -> Any:

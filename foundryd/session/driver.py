@@ -17,7 +17,9 @@ def call(name: str, *arguments: Any) -> Any:
     """
     code, *values = getattr(driver, name)(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverCallFailed(f"{name} failed with {driver.CUresult(code).name}: see the driver's manual for this call")
+        raise DriverCallFailed(
+            f"{name} failed with {driver.CUresult(code).name}: see the driver's manual for this call"
+        )
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)

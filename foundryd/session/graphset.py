@@ -130,9 +130,13 @@ class GraphSet:
         from foundryd.capture.recorder import Recorder  # only a capturing engine needs it
 
         if self._hook is None:
-            raise HookMissing("FOUNDRYD_MODE is capture, but the hook is not preloaded: start the engine with foundryd capture")
+            raise HookMissing(
+                "FOUNDRYD_MODE is capture, but the hook is not preloaded: start the engine with foundryd capture"
+            )
         if self._settings.recording is None:
-            raise CaptureError("FOUNDRYD_MODE is capture, but FOUNDRYD_RECORDING is unset: start the engine with foundryd capture")
+            raise CaptureError(
+                "FOUNDRYD_MODE is capture, but FOUNDRYD_RECORDING is unset: start the engine with foundryd capture"
+            )
         self._recorder = Recorder(self._hook, self._settings, machine_identity())
 
     def _write_recording(self) -> None:
@@ -143,5 +147,7 @@ class GraphSet:
         recording = self._recorder.recording()
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            recording.notes.update(prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids))
+            recording.notes.update(
+                prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids)
+            )
         save(recording, self._settings.recording)

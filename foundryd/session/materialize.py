@@ -9,6 +9,7 @@ import numpy as np
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
+from foundryd.archive.format import image_section
 from foundryd.archive.members import TemplateReader, block_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import CommunicatorMismatch, LayoutDiverged
@@ -77,7 +78,6 @@ class Materializer:
         self._hook = hook
         self._reader = reader
         self._variant = variant
-        self._writes = plan.writes
         self._plan = plan
         self._bindings: Bindings | None = None
         self._small = SmallGraphs(hook)
@@ -112,7 +112,7 @@ class Materializer:
         for place, member in enumerate(self._variant.members):
             template = templates[member.template]
             block = template.block(template.template.members.index(place))
-            _rankpatch.apply(block, _slice(self._writes, place))
+            self._plan.apply(place, block)
             self._bindings.relocate(block, _slice(self._relocations, place))
             split = template.first.nodes.nbytes
             built = BuiltGraph(
@@ -137,7 +137,7 @@ class Materializer:
     def _block(self, number: int) -> np.ndarray:
         """The bytes of a block for this rank."""
         data = block_bytes(self._reader, self._variant, number)
-        _rankpatch.apply(data, _slice(self._writes, number))
+        self._plan.apply(number, data)
         return data
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from foundryd._native import _hook
 from foundryd.archive import identity
-from foundryd.archive.members import find_variant
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, NotInArchiveError, UsageError
 from foundryd.rankpatch.mesh import Mesh
@@ -36,11 +35,15 @@ def attach(config: Settings | None = None) -> Session:
     config = settings() if config is None else config
     started = time.monotonic()
     if not _hook.available():
-        raise HookMissing("the hook is not in this process, so its memory layout is not the archive's: start it with foundryd run")
+        raise HookMissing(
+            "the hook is not in this process, so its memory layout is not the archive's: start it with foundryd run"
+        )
     hook = _hook.Hook()
     report = hook.report()
     if report["mode"] != 2:
-        raise HookMissing("the hook was loaded without FOUNDRYD_MODE=restore: set it before the process starts, as foundryd run does")
+        raise HookMissing(
+            "the hook was loaded without FOUNDRYD_MODE=restore: set it before the process starts, as foundryd run does"
+        )
     if report["contexts"]:
         raise AttachTooLate(
             f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after the first: "
@@ -99,7 +102,7 @@ class Session:
         self.phases: dict[str, float] = {}
         self.plan = Plan.from_buffer(attachment.plan)
         self._reader = ArchiveReader(attachment.archive)
-        self._variant = find_variant(self._reader.index, self.plan.variant, self.plan.rank)
+        self._variant = self._reader.index.variants[self.plan.place]
         if self.plan.world != config.world_size:
             raise UsageError(
                 f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is {config.world_size}: choose the "
@@ -160,7 +163,9 @@ class Session:
         if self.plan.world == 1:
             return None
         if store is None:
-            raise UsageError(f"a world of {self.plan.world} ranks cannot restore without a store: pass one to GraphSet.from_env")
+            raise UsageError(
+                f"a world of {self.plan.world} ranks cannot restore without a store: pass one to GraphSet.from_env"
+            )
         return _agreement(store, self._config, deadline)
 
     def _restore(self, agreement: Agreement | None) -> None:
@@ -197,5 +202,3 @@ class Session:
         started = time.monotonic()
         yield
         self.phases[name] = (time.monotonic() - started) * 1000
-
-

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from foundryd._native import _hook
-from foundryd.capture.canonical import CHILD, EMPTY, KERNEL, NONE, Numbering, canonical, field_table, flatten, template_key
+from foundryd.capture.canonical import (
+    CHILD,
+    EMPTY,
+    KERNEL,
+    NONE,
+    Numbering,
+    canonical,
+    field_table,
+    flatten,
+    template_key,
+)
 from foundryd.errors import UnsupportedNode
 
 

@@ -9,6 +9,7 @@ import pytest
 from foundryd._native import _hook
 from foundryd.capture.canonical import Graph
 from foundryd.capture.proofs import Memory, prove_dead, prove_noise
+from foundryd.rankpatch.noise import noise_dtype
 
 
 class HostMemory:
@@ -87,13 +88,17 @@ def test_memory_is_afterwards_as_it_was():
     assert all((device.bytes[a] == before[a]).all() for a in before)
 
 
+def rows(*offsets):
+    out = np.zeros(len(offsets), noise_dtype)
+    out["offset"], out["width"] = offsets, 4
+    return out
+
+
 def member(words):
     nodes = np.zeros(1, _hook.node_dtype)
     params = np.array(words, np.uint32).view(np.uint8).copy()
     nodes["param_bytes"] = len(params)
-    return Graph(
-        ("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params
-    )
+    return Graph(("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
 
 
 @pytest.mark.parametrize("used", [(), (1,), (0, 2)])
@@ -106,12 +111,12 @@ def test_noise_is_what_no_output_depends_on(used):
         words = params.view(np.uint32)
         device.bytes[OUT].view(np.uint32)[:] = sum(int(words[i]) * 31**i for i in used) % 2**32
 
-    words = np.array([start, start + 4, start + 8])
+    words = rows(start, start + 4, start + 8)
     proven = prove_noise(Memory(device), graph, words, replay_with, np.random.default_rng(0))
-    assert proven == [start + 4 * i for i in range(3) if i not in used]
+    assert proven == [(start + 4 * i, 4) for i in range(3) if i not in used]
 
 
 def test_functions_and_launch_dimensions_are_never_noise():
     graph = member([1])
-    words = np.array([4, 8])  # inside the node
+    words = rows(4, 8)  # inside the node
     assert prove_noise(Memory(HostMemory()), graph, words, lambda _: None, np.random.default_rng(0)) == []

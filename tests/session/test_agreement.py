@@ -94,8 +94,14 @@ def test_a_message_of_another_kind_is_refused():
 
 
 def test_equal_lists_pass_whatever_the_addresses_and_peers():
-    a = describe_ops(ops({"kind": 0, "count": 8, "send": 1, "peer": 0xFFFFFFFF}, {"kind": 8, "count": 4, "peer": 1}), lambda _: (0, 1))
-    b = describe_ops(ops({"kind": 0, "count": 8, "send": 9, "peer": 0xFFFFFFFF}, {"kind": 9, "count": 4, "peer": 0}), lambda _: (0, 1))
+    a = describe_ops(
+        ops({"kind": 0, "count": 8, "send": 1, "peer": 0xFFFFFFFF}, {"kind": 8, "count": 4, "peer": 1}),
+        lambda _: (0, 1),
+    )
+    b = describe_ops(
+        ops({"kind": 0, "count": 8, "send": 9, "peer": 0xFFFFFFFF}, {"kind": 9, "count": 4, "peer": 0}),
+        lambda _: (0, 1),
+    )
     check_op_lists(a, 0, [a, b])
     check_op_lists(b, 1, [a, b])
 

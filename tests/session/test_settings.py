@@ -32,11 +32,23 @@ def test_every_variable_is_read():
         }
     )
     assert got == Settings(
-        Mode.RESTORE, "model", "replica-0", "ep=8", Path("/r"), (Path("/a"), Path("/b")), Path("/run/x"), "debug", 3, 1, 8
+        Mode.RESTORE,
+        "model",
+        "replica-0",
+        "ep=8",
+        Path("/r"),
+        (Path("/a"), Path("/b")),
+        Path("/run/x"),
+        "debug",
+        3,
+        1,
+        8,
     )
 
 
-@pytest.mark.parametrize("env", [{"FOUNDRYD_MODE": "save"}, {"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"FOUNDRYD_LOG": "loud"}])
+@pytest.mark.parametrize(
+    "env", [{"FOUNDRYD_MODE": "save"}, {"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"FOUNDRYD_LOG": "loud"}]
+)
 def test_an_impossible_value_is_named(env):
     (name, value), *_ = env.items()
     with pytest.raises(UsageError, match=name) as caught:
