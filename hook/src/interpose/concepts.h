@@ -16,7 +16,10 @@ namespace interpose {
 std::span<const Row> rows();  // cuGetProcAddress itself
 }
 namespace memory {
-std::span<const Row> rows();
+std::span<const Row> device_rows();
+std::span<const Row> ordered_rows();
+std::span<const Row> host_rows();
+std::span<const Row> query_rows();
 void fill(fdy_hook &table);
 }  // namespace memory
 namespace modules {
