@@ -99,6 +99,8 @@ typedef struct fdy_hook {
   int (*divergence)(fdy_divergence *out);
   // Maps every held range that the engine did not allocate itself; zero-filled.
   int (*map_held)(void);
+  // Gives back what map_held mapped, after a restore that failed: the engine then needs the memory to capture itself.
+  int (*release_held)(void);
   // Synchronous copies between host memory and any device address.
   int (*upload)(uint64_t address, const void *data, uint64_t bytes);
   int (*download)(uint64_t address, void *data, uint64_t bytes);

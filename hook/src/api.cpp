@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of hook.h.
+#include <algorithm>
+
+#include "foundryd/hook.h"
+#include "interpose/concepts.h"
+#include "interpose/lookup.h"
+#include "memory/state.h"
+#include "support/buffer.h"
+#include "support/counters.h"
+#include "support/error.h"
+#include "support/mode.h"
+
+namespace foundryd {
+namespace {
+
+void get_last_error(fdy_error *out) {
+  if (out) *out = last_error();
+}
+
+void free_buffer(fdy_buffer *buffer) { release_buffer(buffer); }
+
+int report(fdy_report *out) {
+  return guard_api([&] {
+    if (!out) throw Error(FDY_ERROR_INVALID, "out is NULL: give a place for the report");
+    const memory::Space space = memory::Arenas::instance().space();
+    *out = {.mode = static_cast<uint32_t>(mode()),
+            .rows_installed = interpose::installed(),
+            .contexts = contexts(),
+            .reserved = 0,
+            .arena_base = space.base,
+            .arena_stride = space.base ? space.stride : 0,
+            .engine = counters(Owner::engine),
+            .communication = counters(Owner::communication)};
+  });
+}
+
+// Stands where a concept that this build does not have would be.
+template <class... P>
+int missing(P...) {
+  return fail(Error(FDY_ERROR_STATE, "this build of the hook lacks the function: build every part of it"));
+}
+
+template <class... P>
+void or_missing(int (*&entry)(P...)) {
+  if (!entry) entry = missing<P...>;
+}
+
+void ignore_graph(fdy_graph *) {}
+
+void complete(fdy_hook &table) {
+  or_missing(table.modules);
+  or_missing(table.module_image);
+  or_missing(table.functions);
+  or_missing(table.changed_globals);
+  or_missing(table.module_globals);
+  or_missing(table.load_module);
+  or_missing(table.global_address);
+  or_missing(table.load_function);
+  or_missing(table.read_graph);
+  or_missing(table.build_graph);
+  or_missing(table.destroy_graph);
+  or_missing(table.comm_declare);
+  or_missing(table.communicators);
+  or_missing(table.comm_ops);
+  or_missing(table.comm_reissue);
+  if (!table.free_graph) table.free_graph = ignore_graph;
+}
+
+fdy_hook make_table() {
+  fdy_hook table{};
+  table.abi = FDY_HOOK_ABI;
+  table.bytes = sizeof table;
+  table.last_error = get_last_error;
+  table.free_buffer = free_buffer;
+  table.report = report;
+  memory::fill(table);
+  modules::fill(table);
+  graphs::fill(table);
+  comm::fill(table);
+  complete(table);
+  return table;
+}
+
+}  // namespace
+}  // namespace foundryd
+
+extern "C" __attribute__((visibility("default"))) const fdy_hook *fdy_hook_api(uint32_t abi) {
+  static const fdy_hook table = foundryd::make_table();
+  return abi == FDY_HOOK_ABI ? &table : nullptr;
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lies behind the arenas' addresses: one reservation of device address space, the host arena's range behind it, and
+// memory mapped into both.
+#ifndef FOUNDRYD_HOOK_MEMORY_BACKING_H
+#define FOUNDRYD_HOOK_MEMORY_BACKING_H
+
+#include <cstdint>
+
+#include "memory/placement.h"
+#include "support/cuda.h"
+
+namespace foundryd::memory {
+
+// Where the arenas lie: arena a at base + a * stride.
+struct Space {
+  uint64_t base = 0x600000000000;
+  uint64_t stride = 256ull << 30;
+
+  uint64_t begin_of(uint32_t arena) const { return base + arena * stride; }
+  uint64_t device_bytes() const;  // of the arenas of device memory
+  uint64_t bytes() const;         // of all
+  bool contains(uint64_t address) const { return address >= base && address - base < bytes(); }
+};
+
+// FOUNDRYD_ARENA_BASE and FOUNDRYD_ARENA_STRIDE, or the defaults.  Throws Error for values that cannot be.
+Space space_from_environment();
+// Throws Error if arenas cannot lie there.
+void check_space(const Space &space);
+
+class Backing {
+ public:
+  // Reserves exactly `space`.  Throws Error, and reserves nothing, if it does not come out there.
+  void reserve(const Space &space);
+
+  // Device memory is of this device from now on.  Throws Error if the device cannot back the arenas.
+  void bind(CUdevice device);
+  bool bound() const { return device_ >= 0; }
+  CUdevice device() const { return device_; }
+
+  // Whole granules.  `map` leaves nothing behind if it throws.
+  void map(Extent extent);
+  void unmap(Extent extent);
+
+ private:
+  bool on_host(Extent extent) const { return extent.base >= space_.base + space_.device_bytes(); }
+  void map_device(Extent extent);
+  void map_host(Extent extent);
+
+  Space space_{};
+  CUdevice device_ = -1;
+  CUmemAllocationProp properties_{};
+};
+
+// Mapping and freeing are harmless to a capture, but the driver cannot know: it judges by the thread's mode.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture &) = delete;
+  RelaxedCapture &operator=(const RelaxedCapture &) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_;
+};
+
+}  // namespace foundryd::memory
+
+#endif  // FOUNDRYD_HOOK_MEMORY_BACKING_H

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared by the files of memory overrides.
+#ifndef FOUNDRYD_HOOK_MEMORY_ROWS_H
+#define FOUNDRYD_HOOK_MEMORY_ROWS_H
+
+#include "interpose/table.h"
+#include "memory/managed.h"
+#include "memory/state.h"
+#include "support/captures.h"
+#include "support/counters.h"
+#include "support/driver.h"
+#include "support/error.h"
+#include "support/mode.h"
+#include "support/owner.h"
+
+namespace foundryd::memory {
+
+// Whether an allocation of the calling thread belongs into the arenas.  What a communication library allocates is state
+// of its rank and stays with the driver, as does anything on another device than the session's.  Throws Error.
+inline bool for_arenas() {
+  CUdevice device = 0;
+  return !communicating() && FDY_CU_RESULT(cuCtxGetDevice, &device) == CUDA_SUCCESS &&
+         Arenas::instance().serves(device);
+}
+
+// Counts what succeeded.
+inline CUresult counted(CUresult result) noexcept {
+  if (result == CUDA_SUCCESS) count(&fdy_counters::allocations);
+  return result;
+}
+
+}  // namespace foundryd::memory
+
+#endif  // FOUNDRYD_HOOK_MEMORY_ROWS_H

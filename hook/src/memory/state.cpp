@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/state.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <new>
+
+#include "support/captures.h"
+#include "support/driver.h"
+#include "support/log.h"
+#include "support/mode.h"
+
+namespace foundryd::memory {
+Arenas &Arenas::instance() {
+  // Never destroyed: threads of the program may still allocate while the process exits.
+  alignas(Arenas) static unsigned char storage[sizeof(Arenas)];
+  static Arenas *const arenas = [] {
+    auto *made = new (storage) Arenas;
+    pthread_atfork(before_fork, after_fork, after_fork);
+    return made;
+  }();
+  return *arenas;
+}
+
+// A child must find the lock free, and the state whole.
+void Arenas::before_fork() { instance().lock_.lock(); }
+void Arenas::after_fork() { instance().lock_.unlock(); }
+
+void Arenas::context_made(CUcontext context) noexcept {
+  note_context();
+  CUcontext none = nullptr;
+  context_.compare_exchange_strong(none, context);
+  std::lock_guard guard(lock_);
+  if (state_ == State::unreserved) reserve_locked();
+}
+
+void Arenas::fail_locked(const Error &error) noexcept {
+  failure_ = error;
+  state_ = State::failed;
+  warn("%s", error.what());
+}
+
+void Arenas::reserve_locked() noexcept {
+  try {
+    space_ = layout_space_ ? *layout_space_ : space_from_environment();
+    make_arenas_locked();
+    backing_.reserve(space_);
+    state_ = State::ready;
+  } catch (const Error &error) {
+    fail_locked(error);
+  } catch (const std::exception &error) {
+    fail_locked(Error(FDY_ERROR_MEMORY, "the arenas could not be set up: %s", error.what()));
+  }
+}
+
+void Arenas::make_arenas_locked() {
+  std::vector<Arena> made;
+  made.reserve(FDY_ARENA_COUNT);
+  for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
+    const auto id = static_cast<fdy_arena>(i);
+    Arena arena{id, Placement(space_.begin_of(i), space_.stride), Recorded(id), {}, 0, {}, {}};
+    arena.recorded.set(layout_[i]);
+    if (const uint64_t high = arena.recorded.high_water()) arena.placement.raise_floor(high);
+    made.push_back(std::move(arena));
+  }
+  arenas_ = std::move(made);
+}
+
+bool Arenas::serves(CUdevice device) {
+  std::lock_guard guard(lock_);
+  if (state_ == State::unreserved) reserve_locked();
+  if (state_ == State::ready && !backing_.bound()) {
+    try {
+      backing_.bind(device);
+    } catch (const Error &error) {
+      fail_locked(error);
+    }
+  }
+  if (state_ == State::failed) {
+    if (capturing()) throw *failure_;
+    return false;  // said once in fail_locked, and again by divergence() and map_held()
+  }
+  return device == backing_.device();
+}
+
+uint64_t Arenas::allocate(fdy_arena which, uint64_t bytes, bool captured) {
+  Arena &arena = arenas_[which];
+  if (!captured) drain(arena);
+  std::lock_guard guard(lock_);
+  std::optional<Placement::Placed> placed;
+  if (layout_space_) {
+    if (const auto address = arena.recorded.follow(arena.made, bytes)) {
+      placed = arena.placement.place_at(*address, bytes);
+      // Somebody still lives there whom the recording had freed by now.
+      if (!placed) arena.recorded.diverge(FDY_DIVERGENCE_LIFETIME, arena.made, bytes);
+    }
+  }
+  if (!placed) placed = arena.placement.place(bytes);
+  if (placed->map) {
+    try {
+      backing_.map(*placed->map);
+    } catch (...) {
+      arena.placement.release(placed->address);
+      throw;
+    }
+  }
+  const uint32_t ordinal = arena.made++;
+  arena.live.emplace(placed->address, Live{bytes, ordinal, ++serial_, false, captured});
+  if (recording_) {
+    arena.history.push_back({.address = placed->address,
+                             .bytes = bytes,
+                             .arena = static_cast<uint32_t>(which),
+                             .ordinal = ordinal,
+                             .live = 1,
+                             .reserved = 0});
+  }
+  return placed->address;
+}
+
+Arena *Arenas::arena_of_locked(uint64_t address) noexcept {
+  if (state_ != State::ready || !space_.contains(address)) return nullptr;
+  return &arenas_[(address - space_.base) / space_.stride];
+}
+
+bool Arenas::contains(uint64_t address) const noexcept {
+  return state_.load(std::memory_order_acquire) == State::ready && space_.contains(address);
+}
+
+std::optional<std::pair<Place, uint64_t>> Arenas::find(uint64_t address) noexcept {
+  if (!contains(address)) return std::nullopt;
+  std::lock_guard guard(lock_);
+  Arena *arena = arena_of_locked(address);
+  if (!arena) return std::nullopt;
+  auto at = arena->live.upper_bound(address);
+  if (at == arena->live.begin()) return std::nullopt;
+  --at;
+  const Live &block = at->second;
+  if (address - at->first >= block.bytes) return std::nullopt;
+  return std::pair(Place{arena->id, block.ordinal, at->first, block.bytes, address - at->first}, block.serial);
+}
+
+bool Arenas::made_under_capture(uint64_t address) noexcept {
+  std::lock_guard guard(lock_);
+  Arena *arena = arena_of_locked(address);
+  if (!arena) return false;
+  auto at = arena->live.find(address);
+  return at != arena->live.end() && at->second.captured;
+}
+
+void Arenas::note_freed_locked(Arena &arena, const Live &block) {
+  if (block.ordinal < arena.history.size()) arena.history[block.ordinal].live = 0;
+}
+
+Arenas::Taken Arenas::take(uint64_t address, Arena *&arena) {
+  std::lock_guard guard(lock_);
+  arena = arena_of_locked(address);
+  if (!arena) return Taken::unknown;
+  auto at = arena->live.find(address);
+  if (at == arena->live.end() || at->second.held) return Taken::unknown;
+  // Every replay of its graph uses it again, whoever frees it between two of them.
+  if (at->second.captured) return Taken::kept;
+  note_freed_locked(*arena, at->second);
+  if (held_mapped_) {
+    const fdy_allocation *recorded = arena->recorded.at(at->second.ordinal);
+    if (recorded && recorded->live && recorded->address == address) {
+      at->second.held = true;  // restored graphs use it; divergence() tells
+      return Taken::kept;
+    }
+  }
+  arena->live.erase(at);
+  return Taken::yes;
+}
+
+void Arenas::release_locked(Arena &arena, uint64_t address) {
+  if (const auto extent = arena.placement.release(address)) backing_.unmap(*extent);
+}
+
+CUresult Arenas::free(uint64_t address) {
+  Arena *arena = nullptr;
+  switch (take(address, arena)) {
+    case Taken::unknown:
+      return CUDA_ERROR_INVALID_VALUE;
+    case Taken::kept:
+      return CUDA_SUCCESS;
+    case Taken::yes:
+      break;
+  }
+  if (captures::any()) {
+    std::lock_guard guard(lock_);
+    arena->pending.push_back({address, nullptr});
+    return CUDA_SUCCESS;
+  }
+  const CUresult synchronised = FDY_CU_RESULT(cuCtxSynchronize);
+  std::lock_guard guard(lock_);
+  release_locked(*arena, address);
+  return synchronised;
+}
+
+CUresult Arenas::free_ordered(uint64_t address, CUstream stream, bool per_thread, bool is_capturing) {
+  if (is_capturing) return made_under_capture(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  CUevent event = nullptr;
+  FDY_CU(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+  const CUresult recorded = per_thread ? FDY_CU_RESULT(cuEventRecord_ptsz, event, stream)
+                                       : FDY_CU_RESULT(cuEventRecord, event, stream);
+  Arena *arena = nullptr;
+  const Taken taken = recorded == CUDA_SUCCESS ? take(address, arena) : Taken::unknown;
+  if (taken == Taken::yes) {
+    std::lock_guard guard(lock_);
+    arena->pending.push_back({address, event});
+    return CUDA_SUCCESS;
+  }
+  FDY_CU_RESULT(cuEventDestroy_v2, event);
+  if (recorded != CUDA_SUCCESS) return recorded;
+  return taken == Taken::kept ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Addresses must not depend on how fast the device is, so what was freed counts as free at the next allocation, and that
+// allocation waits until it is.
+void Arenas::drain(Arena &arena) {
+  std::vector<PendingFree> pending;
+  const bool may_synchronise = !captures::any();
+  {
+    std::lock_guard guard(lock_);
+    if (arena.pending.empty()) return;
+    auto later = std::stable_partition(arena.pending.begin(), arena.pending.end(),
+                                       [&](const PendingFree &one) { return one.event || may_synchronise; });
+    pending.assign(arena.pending.begin(), later);
+    arena.pending.erase(arena.pending.begin(), later);
+  }
+  RelaxedCapture relaxed;
+  bool synchronise = false;
+  for (const PendingFree &one : pending) {
+    if (!one.event) {
+      synchronise = true;
+      continue;
+    }
+    FDY_CU_RESULT(cuEventSynchronize, one.event);
+    FDY_CU_RESULT(cuEventDestroy_v2, one.event);
+  }
+  const bool synchronised = !synchronise || FDY_CU_RESULT(cuCtxSynchronize) == CUDA_SUCCESS;
+  std::lock_guard guard(lock_);
+  for (const PendingFree &one : pending) {
+    if (one.event || synchronised)
+      release_locked(arena, one.address);
+    else
+      arena.pending.push_back(one);
+  }
+}
+
+Space Arenas::space() noexcept {
+  std::lock_guard guard(lock_);
+  return state_ == State::ready ? space_ : Space{0, space_.stride};
+}
+
+CUcontext Arenas::context() noexcept { return context_.load(); }
+
+std::vector<fdy_allocation> Arenas::allocations() {
+  std::lock_guard guard(lock_);
+  std::vector<fdy_allocation> out;
+  for (const Arena &arena : arenas_) out.insert(out.end(), arena.history.begin(), arena.history.end());
+  return out;
+}
+
+}  // namespace foundryd::memory

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dlsym cannot be asked for the real dlsym, because any way of asking goes through the hook's own: the C library's
+// symbol table is read instead.
+#include "support/real_dl.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace foundryd {
+namespace {
+
+uint32_t gnu_hash(const char *name) {
+  uint32_t hash = 5381;
+  for (; *name; ++name) hash = hash * 33 + static_cast<unsigned char>(*name);
+  return hash;
+}
+
+struct Tables {
+  const ElfW(Sym) *symbols = nullptr;
+  const char *strings = nullptr;
+  const uint32_t *hash = nullptr;
+};
+
+Tables tables_of(const dl_phdr_info &object) {
+  Tables out;
+  for (int i = 0; i < object.dlpi_phnum; ++i) {
+    if (object.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    auto entry = reinterpret_cast<const ElfW(Dyn) *>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+      // glibc has relocated these pointers in place.
+      if (entry->d_tag == DT_SYMTAB) out.symbols = reinterpret_cast<const ElfW(Sym) *>(entry->d_un.d_ptr);
+      if (entry->d_tag == DT_STRTAB) out.strings = reinterpret_cast<const char *>(entry->d_un.d_ptr);
+      if (entry->d_tag == DT_GNU_HASH) out.hash = reinterpret_cast<const uint32_t *>(entry->d_un.d_ptr);
+    }
+  }
+  return out;
+}
+
+void *defined_in(const dl_phdr_info &object, const char *name) {
+  const Tables tables = tables_of(object);
+  if (!tables.symbols || !tables.strings || !tables.hash) return nullptr;
+  const uint32_t bucket_count = tables.hash[0], first = tables.hash[1], bloom_words = tables.hash[2];
+  const uint32_t *buckets = tables.hash + 4 + bloom_words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+  const uint32_t *chains = buckets + bucket_count;
+  const uint32_t hash = gnu_hash(name);
+  uint32_t at = bucket_count ? buckets[hash % bucket_count] : 0;
+  if (at < first) return nullptr;
+  for (;; ++at) {
+    const uint32_t link = chains[at - first];
+    const ElfW(Sym) &symbol = tables.symbols[at];
+    if ((link | 1) == (hash | 1) && symbol.st_shndx != SHN_UNDEF && !std::strcmp(tables.strings + symbol.st_name, name))
+      return reinterpret_cast<void *>(object.dlpi_addr + symbol.st_value);
+    if (link & 1) return nullptr;
+  }
+}
+
+struct Search {
+  const char *name;
+  void *found;
+};
+
+// libc.so.6 has them since glibc 2.34, libdl.so.2 before.
+int look(dl_phdr_info *object, size_t, void *data) {
+  auto &search = *static_cast<Search *>(data);
+  if (!object->dlpi_name) return 0;
+  const char *slash = std::strrchr(object->dlpi_name, '/');
+  const char *file = slash ? slash + 1 : object->dlpi_name;
+  if (std::strncmp(file, "libc.so", 7) != 0 && std::strncmp(file, "libdl.so", 8) != 0) return 0;
+  search.found = defined_in(*object, search.name);
+  return search.found != nullptr;
+}
+
+void *find(const char *name) {
+  Search search{name, nullptr};
+  dl_iterate_phdr(look, &search);
+  return search.found;
+}
+
+}  // namespace
+
+DlsymFn real_dlsym() noexcept {
+  static constinit std::atomic<DlsymFn> kept{nullptr};
+  DlsymFn function = kept.load(std::memory_order_acquire);
+  if (!function) {
+    function = reinterpret_cast<DlsymFn>(find("dlsym"));
+    kept.store(function, std::memory_order_release);
+  }
+  return function;
+}
+
+DlvsymFn real_dlvsym() noexcept {
+  static constinit std::atomic<DlvsymFn> kept{nullptr};
+  DlvsymFn function = kept.load(std::memory_order_acquire);
+  if (!function) {
+    function = reinterpret_cast<DlvsymFn>(find("dlvsym"));
+    kept.store(function, std::memory_order_release);
+  }
+  return function;
+}
+
+bool within_hook(const void *address) noexcept {
+  static constinit std::atomic<void *> kept{nullptr};
+  void *own = kept.load(std::memory_order_acquire);
+  Dl_info info{};
+  if (!own) {
+    if (!dladdr(reinterpret_cast<void *>(&within_hook), &info)) return false;
+    own = info.dli_fbase;
+    kept.store(own, std::memory_order_release);
+  }
+  return dladdr(address, &info) && info.dli_fbase == own;
+}
+
+}  // namespace foundryd
