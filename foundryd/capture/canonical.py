@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from foundryd._native import _hook
 from foundryd.errors import UnsupportedNode
 
 NONE = 0xFFFFFFFF  # FDY_NONE
@@ -181,7 +180,7 @@ def field_table(nodes: np.ndarray, function_fields: list[list[tuple[int, int]]])
         if node["type"] == KERNEL:
             fields = function_fields[int(node["function"])]
             if fields:
-                table.append(np.array(fields, np.int64) + [base, 0])
+                table.append(np.add(fields, [base, 0]))
         elif node["param_bytes"]:
             count = int(node["param_bytes"]) // 8
             table.append(np.stack([base + 8 * np.arange(count), np.full(count, 8)], axis=1))
@@ -190,15 +189,10 @@ def field_table(nodes: np.ndarray, function_fields: list[list[tuple[int, int]]])
 
 def wide_words(graph: Graph, function_fields: list[list[tuple[int, int]]]) -> np.ndarray:
     """Offsets in the block, int64 [n], of every aligned 8-byte word of a parameter that could hold an address."""
-    offsets = []
+    offsets: list[int] = []
     for offset, size in field_table(graph.nodes, function_fields)[
         len(graph.nodes) * graph.nodes.dtype.itemsize // 4 :
     ].tolist():
         first = -(-offset // 8) * 8
         offsets.extend(range(first, offset + size - 7, 8))
     return np.array(offsets, np.int64)
-
-
-def node_dtype() -> np.dtype[Any]:
-    """``fdy_node``."""
-    return _hook.node_dtype

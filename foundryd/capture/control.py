@@ -27,7 +27,7 @@ def prove(
     natives: Sequence[NativeGraph],
     module_ids: Sequence[int],
 ) -> dict[str, Any]:
-    """Notes for the control's recording: ``proven_dead`` [[address, bytes]] and ``proven_noise`` [[block, offset, width]].
+    """What the control run proves: ``proven_dead`` [[address, bytes]], ``proven_noise`` [[block, offset, width]].
 
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """

@@ -72,8 +72,8 @@ class Merge:
             if content.address not in known:
                 raise HeldOutMismatch(
                     f"allocation {content.ordinal} of arena {arena_name(content.arena)} ({len(content.data)} bytes at "
-                    f"{content.address:#x}) is not zero on the held-out rank {held_out.rank} and zero on every other: have "
-                    "the engine fill it alike"
+                    f"{content.address:#x}) is not zero on the held-out rank {held_out.rank} and zero on every "
+                    "other: have the engine fill it alike"
                 )
         ours = align_contents([self.reference, ours])[1]
         return check_held_out(
@@ -144,8 +144,8 @@ def same_structure(reference: Recording, other: Recording, error: type[CaptureEr
         if ours != theirs[part]:
             detail = _first_difference(ours, theirs[part])
             raise error(
-                f"rank {other.rank} differs from rank {reference.rank} in its {part}{detail}: ranks of one class must be "
-                "built alike, so declare the boundary or make the engine deterministic"
+                f"rank {other.rank} differs from rank {reference.rank} in its {part}{detail}: ranks of one class "
+                "must be built alike, so declare the boundary or make the engine deterministic"
             )
     if not np.array_equal(reference.allocations, other.allocations):
         raise error(_allocation_difference(reference, other))
@@ -167,8 +167,10 @@ def _allocation_difference(reference: Recording, other: Recording) -> str:
     for a, b in zip(ours, theirs, strict=False):
         if a != b:
             return (
-                f"allocation {a['ordinal']} of arena {arena_name(int(a['arena']))} is {a['bytes']} bytes at {a['address']:#x} on "
-                f"rank {reference.rank} and allocation {b['ordinal']} of arena {arena_name(int(b['arena']))} is {b['bytes']} bytes at "
+                f"allocation {a['ordinal']} of arena {arena_name(int(a['arena']))} is {a['bytes']} bytes at "
+                f"{a['address']:#x} on "
+                f"rank {reference.rank} and allocation {b['ordinal']} of arena {arena_name(int(b['arena']))} is "
+                f"{b['bytes']} bytes at "
                 f"{b['address']:#x} on rank {other.rank}: make the engine allocate alike on every rank"
             )
     return (

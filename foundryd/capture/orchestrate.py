@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,7 +179,8 @@ class _Runs:
         tail = log.read_text(errors="replace").strip()[-2000:]
         if code is None:
             raise CaptureError(
-                f"capturing rank {rank} took more than {self._spec.deadline:.0f} s: raise --deadline or look at its output:\n{tail}"
+                f"capturing rank {rank} took more than {self._spec.deadline:.0f} s: raise --deadline or look at "
+                f"its output:\n{tail}"
             )
         if code != 0:
             raise CaptureError(f"capturing rank {rank} ended with exit code {code}: see its output:\n{tail}")
@@ -209,8 +211,6 @@ class _Runs:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

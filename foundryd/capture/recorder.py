@@ -102,8 +102,8 @@ class Recorder:
             module = live[int(function.module)]
             if module["communication"]:
                 raise CaptureError(
-                    f"the kernel {function.name} belongs to a communication library but was captured outside its calls: "
-                    "its state cannot be archived"
+                    f"the kernel {function.name} belongs to a communication library but was captured outside its "
+                    "calls: its state cannot be archived"
                 )
             described.append(
                 ix.Function(

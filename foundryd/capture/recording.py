@@ -236,7 +236,7 @@ def _pack_graphs(writer: ArchiveWriter, recording: Recording) -> tuple[list[ix.T
     groups: dict[bytes, list[int]] = {}
     for i, graph in enumerate(recording.graphs):
         groups.setdefault(template_key(graph), []).append(i)
-    templates = []
+    templates: list[ix.Template] = []
     numbers: dict[int, int] = {}
     for places in groups.values():
         parts = [GraphParts(g.nodes, g.edges, g.attributes, g.params) for g in (recording.graphs[p] for p in places)]
@@ -331,7 +331,8 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
 
 
 def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
-    """What a variant of an archive says beyond its reference rank: ``pack(writer, unpack(...), unpack_ranked(...))`` copies it."""
+    """What a variant of an archive says beyond its reference rank: ``pack(writer, unpack(...), "
+    "unpack_ranked(...))`` copies it."""
     return Ranked(
         rules=np.array(reader.array(variant.rules, _rankpatch.rule_dtype)),
         tables=np.array(reader.array(variant.tables, np.uint64)),

@@ -51,7 +51,8 @@ class Agreement:
             raw = self._store.get(self._key(phase, rank), self._deadline)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"rank {rank} did not reach phase {phase!r} within {self._deadline:.0f} s of rank {self._rank}: look at its log"
+                f"rank {rank} did not reach phase {phase!r} within {self._deadline:.0f} s of rank {self._rank}: "
+                "look at its log"
             ) from None
         try:
             message = msgpack.unpackb(raw, max_buffer_size=1 << 24)
@@ -70,7 +71,7 @@ class Agreement:
 
 
 def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> list[list[Any]]:
-    """What a rank will issue, in a form that peers can compare: [communicator's ranks, kind, type, reduction, count, root].
+    """What a rank will issue, for peers to compare: [ranks of the communicator, kind, type, reduction, count, root].
 
     Peers of sends and receives differ by nature and are left out, like addresses.
     """
@@ -103,8 +104,8 @@ def check_op_lists(mine: list[list[Any]], rank: int, all_lists: list[list[list[A
             b = other[place] if place < len(other) else None
             if a is None or b is None or not _match(a, b):
                 raise OpListMismatch(
-                    f"collective {place} that ranks {rank} and {peer} share is {_say(a)} on rank {rank} and {_say(b)} on rank "
-                    f"{peer}: start every rank of the group from the same archive and variant"
+                    f"collective {place} that ranks {rank} and {peer} share is {_say(a)} on rank {rank} and "
+                    f"{_say(b)} on rank {peer}: start every rank of the group from the same archive and variant"
                 )
 
 

@@ -137,7 +137,7 @@ class GraphSet:
             raise CaptureError(
                 "FOUNDRYD_MODE is capture, but FOUNDRYD_RECORDING is unset: start the engine with foundryd capture"
             )
-        self._recorder = Recorder(self._hook, self._settings, machine_identity())
+        self._recorder = Recorder(self._hook, self._settings, machine_identity().fields)
 
     def _write_recording(self) -> None:
         from foundryd.capture.control import prove

@@ -50,7 +50,8 @@ def check_layout(hook: Any) -> None:
         4: "is freed on one side and alive on the other",
     }.get(kind, f"diverged in a way this version does not know ({kind})")
     raise LayoutDiverged(
-        f"allocation {ordinal} of arena {arena!r} {what}: restore with the configuration that was captured, or capture again"
+        f"allocation {ordinal} of arena {arena!r} {what}: restore with the configuration that was captured, or "
+        "capture again"
     )
 
 
@@ -60,14 +61,14 @@ def check_communicators(hook: Any, plan: Plan) -> None:
     for slot, members in enumerate(plan.communicators):
         if slot not in here:
             raise CommunicatorMismatch(
-                f"communicator {slot} of the archive, over ranks {list(members)}, was not created here ({len(here)} were): "
-                "create communicators before restoring, in the order of the capture"
+                f"communicator {slot} of the archive, over ranks {list(members)}, was not created here "
+                f"({len(here)} were): create communicators before restoring, in the order of the capture"
             )
         size, declared = here[slot]
         if size != len(members) or (declared and declared != tuple(members)):
             raise CommunicatorMismatch(
-                f"communicator {slot} joins ranks {list(declared) or size} here and {list(members)} in the archive: create "
-                "communicators in the order of the capture"
+                f"communicator {slot} joins ranks {list(declared) or size} here and {list(members)} in the "
+                "archive: create communicators in the order of the capture"
             )
 
 

@@ -46,8 +46,8 @@ def attach(config: Settings | None = None) -> Session:
         )
     if report["contexts"]:
         raise AttachTooLate(
-            f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after the first: "
-            "attach before anything touches the GPU"
+            f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after "
+            "the first: attach before anything touches the GPU"
         )
     if "/" in config.archive or config.archive.endswith(".foundry"):
         attachment = client.attach_file(Path(config.archive), variant=_variant(config), rank=config.rank)
@@ -105,8 +105,8 @@ class Session:
         self._variant = self._reader.index.variants[self.plan.place]
         if self.plan.world != config.world_size:
             raise UsageError(
-                f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is {config.world_size}: choose the "
-                "variant that fits with FOUNDRYD_VARIANT"
+                f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is "
+                f"{config.world_size}: choose the variant that fits with FOUNDRYD_VARIANT"
             )
         identity.check(self._reader.index.identity, machine_identity(), attachment.name)
         hook.set_layout(
@@ -144,8 +144,8 @@ class Session:
             return self._graphs[freeze_key(key)]
         except KeyError:
             raise NotInArchiveError(
-                f"the archive has no graph {key!r} for {self.plan.variant} but {len(self._graphs)} others: capture it, or ask for "
-                "one that is there"
+                f"the archive has no graph {key!r} for {self.plan.variant} but {len(self._graphs)} others: "
+                "capture it, or ask for one that is there"
             ) from None
 
     @property
