@@ -91,9 +91,12 @@ typedef struct fdy_field {
   uint32_t bytes;
 } fdy_field;
 
+// The cache configuration of a function (cuFuncSetCacheConfig) among its attributes.
+#define FDY_SETTING_CACHE_CONFIG (-1)
+
 // A function attribute as the program last set it (cuFuncSetAttribute, cuKernelSetAttribute).
 typedef struct fdy_setting {
-  int32_t attribute;  // CUfunction_attribute
+  int32_t attribute;  // CUfunction_attribute, or FDY_SETTING_CACHE_CONFIG
   int32_t value;
 } fdy_setting;
 

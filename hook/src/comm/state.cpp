@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/state.h"
+
+#include <algorithm>
+
+#include "interpose/table.h"
+#include "support/error.h"
+#include "support/owner.h"
+
+namespace foundryd::comm {
+
+State &State::get() {
+  static auto *state = new State;  // never destroyed: NCCL may call until the process is gone
+  return *state;
+}
+
+void State::created(NcclComm communicator, uint32_t size, uint32_t rank) {
+  if (communicator == nullptr) return;  // a split without a colour
+  const std::lock_guard lock(mutex_);
+  const auto slot = static_cast<uint32_t>(communicators_.size());
+  communicators_.push_back({communicator, size, rank, true, {}, std::make_shared<Lane>()});
+  slots_[communicator] = slot;
+}
+
+void State::destroyed(NcclComm communicator) {
+  const std::lock_guard lock(mutex_);
+  const auto it = slots_.find(communicator);
+  if (it == slots_.end()) return;
+  communicators_[it->second].live = false;
+  slots_.erase(it);
+}
+
+// Split and Shrink do not say how large the child is, and a non-blocking one knows only later.
+void State::ask(Communicator &communicator) {
+  if (communicator.size != 0 || !communicator.live) return;
+  const CommunicationScope scope;
+  int size = 0, rank = 0;
+  if (FDY_NEXT(ncclCommCount, communicator.handle, &size) == kNcclSuccess &&
+      FDY_NEXT(ncclCommUserRank, communicator.handle, &rank) == kNcclSuccess && size > 0) {
+    communicator.size = static_cast<uint32_t>(size);
+    communicator.rank = static_cast<uint32_t>(rank);
+  }
+}
+
+void State::declare(NcclComm communicator, std::span<const uint32_t> ranks) {
+  const std::lock_guard lock(mutex_);
+  const auto it = slots_.find(communicator);
+  if (it == slots_.end())
+    throw Error(FDY_ERROR_NOT_FOUND, "communicator %p was not seen being made or is destroyed: declare it after its "
+                                     "creation, with the hook loaded first",
+                static_cast<void *>(communicator));
+  Communicator &c = communicators_[it->second];
+  ask(c);
+  if (ranks.empty() || (c.size != 0 && c.size != ranks.size()))
+    throw Error(FDY_ERROR_INVALID, "communicator %p has %u ranks and %zu were declared: declare each of its ranks",
+                static_cast<void *>(communicator), c.size, ranks.size());
+  std::vector<uint32_t> sorted(ranks.begin(), ranks.end());
+  std::sort(sorted.begin(), sorted.end());
+  if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
+    throw Error(FDY_ERROR_INVALID, "world rank %u was declared twice for communicator %p", *twice,
+                static_cast<void *>(communicator));
+  c.members.assign(ranks.begin(), ranks.end());
+}
+
+void State::list(std::vector<fdy_communicator> &communicators, std::vector<uint32_t> &ranks) {
+  const std::lock_guard lock(mutex_);
+  for (uint32_t slot = 0; slot < communicators_.size(); ++slot) {
+    Communicator &c = communicators_[slot];
+    ask(c);
+    communicators.push_back({slot, c.size, c.rank, c.live ? 1u : 0u, reinterpret_cast<uintptr_t>(c.handle),
+                             static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(c.members.size())});
+    ranks.insert(ranks.end(), c.members.begin(), c.members.end());
+  }
+}
+
+uint32_t State::slot_of(NcclComm communicator) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = slots_.find(communicator); it != slots_.end()) return it->second;
+  }
+  created(communicator, 0, 0);
+  const std::lock_guard lock(mutex_);
+  return slots_.at(communicator);
+}
+
+LiveCommunicator State::live(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  if (slot >= communicators_.size())
+    throw Error(FDY_ERROR_INVALID, "communicator slot %u does not exist: this process has made %zu communicators", slot,
+                communicators_.size());
+  const Communicator &c = communicators_[slot];
+  if (!c.live) throw Error(FDY_ERROR_STATE, "the communicator of slot %u is destroyed: its calls cannot be issued", slot);
+  return {c.handle, slot, c.lane};
+}
+
+uint32_t State::next_group() {
+  const std::lock_guard lock(mutex_);
+  return groups_++;
+}
+
+void State::add_ops(std::span<const fdy_comm_op> ops) {
+  const std::lock_guard lock(mutex_);
+  ops_.insert(ops_.end(), ops.begin(), ops.end());
+}
+
+std::vector<fdy_comm_op> State::ops() const {
+  const std::lock_guard lock(mutex_);
+  return ops_;
+}
+
+}  // namespace foundryd::comm

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The functions that graph nodes use, in the order in which they were first read.
+#ifndef FOUNDRYD_HOOK_MODULES_FUNCTIONS_H
+#define FOUNDRYD_HOOK_MODULES_FUNCTIONS_H
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "foundryd/hook.h"
+#include "support/cuda.h"
+
+namespace foundryd::modules {
+
+struct ParamLayout {
+  std::vector<fdy_field> fields;
+  uint32_t bytes = 0;  // size of the packed parameter block
+};
+
+// From cuFuncGetParamInfo or cuKernelGetParamInfo; exactly one handle is set.
+ParamLayout param_layout(CUfunction function, CUkernel kernel);
+
+struct UsedFunction {
+  uint32_t module;
+  std::string name;
+  ParamLayout params;
+};
+
+// The function of a node, looked up without a place in the table.  Throws Error if its module cannot be archived.
+UsedFunction inspect_function(CUfunction function, CUkernel kernel);
+
+// The place of a function in the table that fdy_hook.functions answers; added if it is new.
+uint32_t use_function(const UsedFunction &function);
+
+void fill_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings);
+
+}  // namespace foundryd::modules
+
+#endif  // FOUNDRYD_HOOK_MODULES_FUNCTIONS_H

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A module's writable globals: where they are, and which of them differ from what the image initialises them to.
+#ifndef FOUNDRYD_HOOK_MODULES_GLOBALS_H
+#define FOUNDRYD_HOOK_MODULES_GLOBALS_H
+
+#include <cstdint>
+
+#include "foundryd/hook.h"
+#include "modules/registry.h"
+
+namespace foundryd::modules {
+
+struct Global {
+  std::string name;
+  CUdeviceptr address;
+  size_t bytes;
+};
+
+// Throws Error NOT_FOUND if the module has no such global.
+Global find_global(const Instance &instance, const char *name);
+
+void fill_globals(uint32_t module, bool changed_only, fdy_buffer *globals, fdy_buffer *strings);
+
+}  // namespace foundryd::modules
+
+#endif  // FOUNDRYD_HOOK_MODULES_GLOBALS_H

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The driver functions through which modules, functions and globals come to be.
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interpose/concepts.h"
+#include "modules/registry.h"
+#include "support/counters.h"
+#include "support/error.h"
+#include "support/log.h"
+#include "support/mode.h"
+
+namespace foundryd::modules {
+namespace {
+
+// The driver has done its part: whatever goes wrong in the recording must not reach the program.  What was not
+// recorded is missed by name when a graph uses it.
+template <class Body>
+void record(const char *what, Body &&body) noexcept {
+  try {
+    body();
+  } catch (const std::exception &error) {
+    warn("%s was not recorded: %s", what, error.what());
+  }
+}
+
+// JIT options that choose other code, or other addresses, than the image alone gives.
+bool changes_code(CUjit_option option) {
+  switch (option) {
+    case CU_JIT_WALL_TIME:
+    case CU_JIT_INFO_LOG_BUFFER:
+    case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+    case CU_JIT_ERROR_LOG_BUFFER:
+    case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+    case CU_JIT_TARGET_FROM_CUCONTEXT:
+    case CU_JIT_LOG_VERBOSE:
+    case CU_JIT_CACHE_MODE: return false;
+    default: return true;
+  }
+}
+
+// A cubin is what it is; only what the driver compiles depends on options.
+std::string refused_options(const Extent &extent, unsigned count, const CUjit_option *options) {
+  if (extent.kind != ImageKind::kPtx || options == nullptr) return {};
+  for (unsigned i = 0; i < count; ++i)
+    if (changes_code(options[i]))
+      return "it was compiled from PTX with JIT option " + std::to_string(static_cast<int>(options[i]));
+  return {};
+}
+
+void note_load(fdy_module_api api, void *handle, const void *image, unsigned option_count,
+               const CUjit_option *options) noexcept {
+  count(&fdy_counters::module_loads);
+  record("a loaded module", [&] {
+    const Extent extent = measure(image);
+    Registry::get().add(api, handle, extent, refused_options(extent, option_count, options));
+  });
+}
+
+void note_load_from_file(fdy_module_api api, void *handle, const char *path, unsigned option_count,
+                         const CUjit_option *options) noexcept {
+  count(&fdy_counters::module_loads);
+  record("a module loaded from a file", [&] {
+    std::ifstream file(path, std::ios::binary);
+    std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    bytes.push_back('\0');  // ends PTX; any other image knows its size
+    const auto *data = reinterpret_cast<const std::byte *>(bytes.data());
+    Extent extent = measure_prefix({data, bytes.size()});
+    Registry::get().add(api, handle, extent, refused_options(extent, option_count, options));
+  });
+}
+
+void note_setting(CUfunction function, CUkernel kernel, int32_t attribute, int32_t value) noexcept {
+  record("a function attribute", [&] {
+    Registry &registry = Registry::get();
+    registry.note_setting(registry.identify(function, kernel), attribute, value);
+  });
+}
+
+}  // namespace
+}  // namespace foundryd::modules
+
+using foundryd::overriding;
+using namespace foundryd::modules;
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *path) {
+  const CUresult code = FDY_NEXT(cuModuleLoad, module, path);
+  if (code == CUDA_SUCCESS && overriding()) note_load_from_file(FDY_MODULE_LOAD_DATA, *module, path, 0, nullptr);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image) {
+  const CUresult code = FDY_NEXT(cuModuleLoadData, module, image);
+  if (code == CUDA_SUCCESS && overriding()) note_load(FDY_MODULE_LOAD_DATA, *module, image, 0, nullptr);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int option_count,
+                                                 CUjit_option *options, void **values) {
+  const CUresult code = FDY_NEXT(cuModuleLoadDataEx, module, image, option_count, options, values);
+  if (code == CUDA_SUCCESS && overriding()) note_load(FDY_MODULE_LOAD_DATA, *module, image, option_count, options);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *image) {
+  const CUresult code = FDY_NEXT(cuModuleLoadFatBinary, module, image);
+  if (code == CUDA_SUCCESS && overriding()) note_load(FDY_MODULE_LOAD_DATA, *module, image, 0, nullptr);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleUnload(CUmodule module) {
+  const CUresult code = FDY_NEXT(cuModuleUnload, module);
+  if (code == CUDA_SUCCESS && overriding())
+    record("the end of a module", [&] { Registry::get().remove(FDY_MODULE_LOAD_DATA, module); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module,
+                                                   const char *name) {
+  const CUresult code = FDY_NEXT(cuModuleGetGlobal_v2, address, bytes, module, name);
+  if (code == CUDA_SUCCESS && overriding())
+    record("a global", [&] { Registry::get().note_global(FDY_MODULE_LOAD_DATA, module, name); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *options,
+                                                void **values, unsigned int option_count,
+                                                CUlibraryOption *library_options, void **library_values,
+                                                unsigned int library_option_count) {
+  const CUresult code = FDY_NEXT(cuLibraryLoadData, library, image, options, values, option_count, library_options,
+                                 library_values, library_option_count);
+  if (code == CUDA_SUCCESS && overriding()) note_load(FDY_LIBRARY_LOAD_DATA, *library, image, option_count, options);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options,
+                                                    void **values, unsigned int option_count,
+                                                    CUlibraryOption *library_options, void **library_values,
+                                                    unsigned int library_option_count) {
+  const CUresult code = FDY_NEXT(cuLibraryLoadFromFile, library, path, options, values, option_count, library_options,
+                                 library_values, library_option_count);
+  if (code == CUDA_SUCCESS && overriding())
+    note_load_from_file(FDY_LIBRARY_LOAD_DATA, *library, path, option_count, options);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryUnload(CUlibrary library) {
+  const CUresult code = FDY_NEXT(cuLibraryUnload, library);
+  if (code == CUDA_SUCCESS && overriding())
+    record("the end of a library", [&] { Registry::get().remove(FDY_LIBRARY_LOAD_DATA, library); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library,
+                                                 const char *name) {
+  const CUresult code = FDY_NEXT(cuLibraryGetGlobal, address, bytes, library, name);
+  if (code == CUDA_SUCCESS && overriding())
+    record("a global", [&] { Registry::get().note_global(FDY_LIBRARY_LOAD_DATA, library, name); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  const CUresult code = FDY_NEXT(cuFuncSetAttribute, function, attribute, value);
+  if (code == CUDA_SUCCESS && overriding()) note_setting(function, nullptr, attribute, value);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
+  const CUresult code = FDY_NEXT(cuFuncSetCacheConfig, function, config);
+  if (code == CUDA_SUCCESS && overriding()) note_setting(function, nullptr, FDY_SETTING_CACHE_CONFIG, config);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                                   CUdevice device) {
+  const CUresult code = FDY_NEXT(cuKernelSetAttribute, attribute, value, kernel, device);
+  if (code == CUDA_SUCCESS && overriding()) note_setting(nullptr, kernel, attribute, value);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
+  const CUresult code = FDY_NEXT(cuKernelSetCacheConfig, kernel, config, device);
+  if (code == CUDA_SUCCESS && overriding()) note_setting(nullptr, kernel, FDY_SETTING_CACHE_CONFIG, config);
+  return code;
+}
+
+namespace foundryd::modules {
+
+std::span<const Row> rows() {
+  static const Row table[] = {
+      FDY_ROW("cuModuleLoad", cuModuleLoad, 2000),
+      FDY_ROW("cuModuleLoadData", cuModuleLoadData, 2000),
+      FDY_ROW("cuModuleLoadDataEx", cuModuleLoadDataEx, 2010),
+      FDY_ROW("cuModuleLoadFatBinary", cuModuleLoadFatBinary, 2000),
+      FDY_ROW("cuModuleUnload", cuModuleUnload, 2000),
+      FDY_ROW("cuModuleGetGlobal", cuModuleGetGlobal_v2, 3020),
+      FDY_ROW("cuLibraryLoadData", cuLibraryLoadData, 12000),
+      FDY_ROW("cuLibraryLoadFromFile", cuLibraryLoadFromFile, 12000),
+      FDY_ROW("cuLibraryUnload", cuLibraryUnload, 12000),
+      FDY_ROW("cuLibraryGetGlobal", cuLibraryGetGlobal, 12000),
+      FDY_ROW("cuFuncSetAttribute", cuFuncSetAttribute, 9000),
+      FDY_ROW("cuFuncSetCacheConfig", cuFuncSetCacheConfig, 3000),
+      FDY_ROW("cuKernelSetAttribute", cuKernelSetAttribute, 12000),
+      FDY_ROW("cuKernelSetCacheConfig", cuKernelSetCacheConfig, 12000),
+  };
+  return table;
+}
+
+}  // namespace foundryd::modules
