@@ -78,7 +78,7 @@ def open_door(runtime: RuntimeDir, deadline: float) -> tuple[socket.socket, Welc
 def receive(sock: socket.socket, runtime: RuntimeDir, deadline: float, kind: type[_M]) -> _M:
     """The next packet at the door, which must be a ``kind`` without descriptors."""
     with receive_packet(sock, runtime, deadline) as packet:
-        return expect(packet.payload, kind)
+        return expect(messages.decode_answer(packet.payload), kind)
 
 
 def receive_packet(sock: socket.socket, runtime: RuntimeDir, deadline: float, descriptors: int = 0) -> wire.Packet:
@@ -105,9 +105,8 @@ def receive_packet(sock: socket.socket, runtime: RuntimeDir, deadline: float, de
     raise DaemonError(f"the daemon in {runtime.path} closed the connection without an answer: look at `foundryd logs`")
 
 
-def expect(payload: bytes, kind: type[_M]) -> _M:
+def expect(message: messages.FromDaemon, kind: type[_M]) -> _M:
     """The daemon's answer as a ``kind``; raises the error that it carries instead."""
-    message = messages.decode_answer(payload)
     if isinstance(message, kind):
         return message
     if isinstance(message, Refused):
@@ -210,7 +209,7 @@ class ControlClient:
             if isinstance(message, Event | Tick):
                 self._pushed.append(message)
             elif getattr(message, "id", None) == request.id:
-                return expect(messages.encode(message), kind)
+                return expect(message, kind)
         if not self.runtime.answering():
             raise self.runtime.not_running()
         raise DaemonError(

@@ -40,6 +40,10 @@ OWNERS_ONLY = (LoadArchive, UnloadArchive, Stop)
 class Service(Protocol):
     """What control asks the daemon."""
 
+    @property
+    def tick(self) -> Tick:
+        """The number of the last event."""
+
     def status(self, id: int) -> messages.Status:
         """Everything."""
 
@@ -177,6 +181,8 @@ class Control:
                 reply(self._service.stop(request))
 
     def _subscribe(self, peer: bytes) -> None:
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            self.push(self._service.tick)  # finds those that are gone
         if peer not in self._subscribers and len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise ProtocolError(f"there are {MAX_SUBSCRIBERS} subscribers already: end one of them")
         self._subscribers[peer] = None

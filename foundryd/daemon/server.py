@@ -145,7 +145,7 @@ class Daemon:
                 DaemonError(f"the runtime directory {self._runtime.path} was removed under the daemon: start it again"),
             )
             return
-        self._control.push(Tick(self._instance, self._event))
+        self._control.push(self.tick)
         self._loop.later(TICK, lambda: self._tick(lock))
 
     def _watchdog(self) -> None:
@@ -297,6 +297,11 @@ class Daemon:
         return next(iter(self._loading.values()), None)
 
     # --- control -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tick(self) -> Tick:
+        """Control: the number of the last event."""
+        return Tick(self._instance, self._event)
 
     def status(self, id: int) -> messages.Status:
         """Control: everything."""

@@ -220,7 +220,7 @@ def attach(
         with suppress(BrokenPipeError, ConnectionResetError):  # it is stopping: its last word can still be read
             wire.send(sock, messages.encode(Attach(archive, group, rank, variant)))
         with receive_packet(sock, runtime, deadline, descriptors=2) as packet:
-            granted = expect(packet.payload, Granted)
+            granted = expect(messages.decode_answer(packet.payload), Granted)
             if packet.count != 2:
                 raise ProtocolError(f"the daemon granted a lease with {packet.count} descriptors and not 2: report it")
             memory = Sealed.adopt(packet.take(), granted.archive_bytes)
