@@ -101,7 +101,7 @@ class Kernels:
         self.pack_rows = kernel(moe, "pack_rows", "PPPPiii")
         self.expert_gate = kernel(moe, "expert_gate", "PPPiiiiiif")
         self.expert_down = kernel(moe, "expert_down", "PPPPiiiiiii")
-        self.combine_slots = kernel(moe, "combine_slots", "PPPPiiii")
+        self.combine_slots = kernel(moe, "combine_slots", "PPPiiii")
         self.combine_rows = kernel(moe, "combine_rows", "PPPiii")
         self.add_experts = kernel(moe, "add_experts", "PPPiiif")
 
@@ -258,9 +258,7 @@ class Model:
         if self.ep:
             self.ep.exchange(b.expert_out, b.expert_back, block * c.hidden, stream)
         back = b.expert_back if self.ep else b.expert_out
-        k.combine_slots(
-            rows * c.hidden, b.sum, back, b.chosen, b.weights, rows, c.hidden, c.top_k, s.experts
-        )  # fmt: skip
+        k.combine_slots(rows, b.sum, back, b.weights, rows, c.hidden, c.top_k, c.mesh.ep)
 
     def _by_all_gather(self, rows: int, at: str) -> None:
         """Each rank sees every token of its ep group, and adds its experts' part to each."""
@@ -293,7 +291,7 @@ class Model:
     def _sample(self, rows: int) -> None:
         c, s, k, b = self.c, self.s, self.k, self.buffers
         k.project_part(rows * s.vocab, b.logits, b.h, self.w["lm_head"], rows, s.vocab, c.hidden)
-        k.mask_special(rows * s.vocab, b.logits, rows, s.vocab)
+        k.mask_special(rows, b.logits, rows, s.vocab)
         k.slice_argmax(rows, b.best, b.logits, rows, s.vocab, s.first_token)
         if self.tp:
             self.tp.all_gather(b.best, b.all_best, rows * 2, self.device.stream)

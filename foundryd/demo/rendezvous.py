@@ -82,7 +82,7 @@ class StoreServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, contextlib.suppress(OSError, ProtocolError):
+            with connection, contextlib.suppress(OSError, ProtocolError, UnicodeDecodeError):
                 while True:
                     tag, key, value = _receive(connection, 2)
                     if tag == b"S":

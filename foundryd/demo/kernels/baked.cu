@@ -43,10 +43,10 @@ KERNEL(expert_up, float *out, const float *rows, const float *gate_up, int slots
     const int first = item % tiles(outputs) * kTile;
     const float *row = rows + slot / choices * stride;
     const int expert = static_cast<int>(row[width + slot % choices]) - 1 - first_local;
-    const bool here = expert >= 0 && expert < local_experts;
+    if (expert < 0 || expert >= local_experts) continue;
     for (int o = first; o < first + kTile && o < outputs; ++o) {
       out[slot * outputs + o] =
-          here ? quantise(dot(row, gate_up + (expert * outputs + o) * width, width) * scale, kActivation) : 0.0f;
+          quantise(dot(row, gate_up + (expert * outputs + o) * width, width) * scale, kActivation);
     }
   }
 }

@@ -2,7 +2,7 @@
 //
 // Routing and experts.  A *slot* is one (token, choice) on the rank that computes it; its token's row starts at
 // rows + slot / choices * stride and holds `width` values, then `choices` marks: an expert's number plus one, or 0
-// for no token.  A slot whose expert lives elsewhere gives zeros.
+// for no token.  A slot whose expert lives elsewhere is passed over, and gives zeros in the end.
 #include "portable.h"
 
 IMAGE()
@@ -68,12 +68,11 @@ KERNEL(expert_gate, float *out, const float *gate_up, const float *rows, int slo
   FOR_EACH(item, slots * tiles(inner)) {
     const int slot = item / tiles(inner);
     const int first = item % tiles(inner) * kTile;
-    const bool here =
-        local_expert(rows, slot, choices, stride, width, place.ep * local_experts, local_experts) >= 0;
+    if (local_expert(rows, slot, choices, stride, width, place.ep * local_experts, local_experts) < 0) continue;
     for (int i = first; i < first + kTile && i < inner; ++i) {
       const float gate = gate_up[slot * 2 * inner + i];
       const float up = gate_up[slot * 2 * inner + inner + i];
-      out[slot * inner + i] = here ? quantise((gate > 0.0f ? gate : 0.0f) * up * scale, kExpert) : 0.0f;
+      out[slot * inner + i] = quantise((gate > 0.0f ? gate : 0.0f) * up * scale, kExpert);
     }
   }
 }
@@ -92,18 +91,18 @@ KERNEL(expert_down, float *out, const float *active, const float *rows, const fl
   }
 }
 
-// All-to-all: adds up what the experts' ranks sent back.
-KERNEL(combine_slots, float *out, const float *back, const int *chosen, const float *weights, int rows, int width,
-       int top_k, int local_experts) {
-  FOR_EACH(item, rows * width) {
-    const int row = item / width;
-    float sum = 0.0f;
+// All-to-all: adds up what came back of each slot.  Only the rank with its expert sent anything but zeros.
+KERNEL(combine_slots, float *out, const float *back, const float *weights, int rows, int width, int top_k,
+       int senders) {
+  FOR_EACH(row, rows) {
+    for (int i = 0; i < width; ++i) out[row * width + i] = 0.0f;
     for (int j = 0; j < top_k; ++j) {
       const int slot = row * top_k + j;
-      const int from = chosen[slot] / local_experts * rows * top_k + slot;
-      sum += weights[slot] * back[static_cast<long long>(from) * width + item % width];
+      for (int s = 0; s < senders; ++s) {
+        const float *from = back + (static_cast<long long>(s) * rows * top_k + slot) * width;
+        for (int i = 0; i < width; ++i) out[row * width + i] += weights[slot] * from[i];
+      }
     }
-    out[item] = sum;
   }
 }
 

@@ -35,7 +35,11 @@ DEVICE float divide(float a, float b) { return a / b; }
 DEVICE float root(float a) { return __builtin_sqrtf(a); }
 DEVICE float multiply(float a, float b) { return a * b; }
 DEVICE float subtract(float a, float b) { return a - b; }
-DEVICE float round_down(float a) { return __builtin_floorf(a); }
+// Below 2^24 this is floorf, without the call that baseline x86-64 makes for it.
+DEVICE float round_down(float a) {
+  const float whole = static_cast<float>(static_cast<int>(a));
+  return whole > a ? whole - 1.0f : whole;
+}
 
 #endif
 

@@ -10,8 +10,10 @@ GLOBAL int slice_start = -1;
 
 // The first tokens of the vocabulary have special meanings and are never sampled.
 KERNEL(mask_special, float *logits, int rows, int local_vocab) {
-  FOR_EACH(item, rows * local_vocab) {
-    if (slice_start + item % local_vocab < kSpecialTokens) logits[item] = -16777216.0f;
+  FOR_EACH(row, rows) {
+    for (int v = 0; v < local_vocab && slice_start + v < kSpecialTokens; ++v) {
+      logits[row * local_vocab + v] = -16777216.0f;
+    }
   }
 }
 
