@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 
 from foundryd.demo.config import DISPATCHES, DemoConfig
-from foundryd.demo.launch import WorkerFailed, driver_environment, launch_ranks, mismatches, rank_environment
-from foundryd.demo.launch import worker_command
+from foundryd.demo.launch import (
+    WorkerFailed,
+    driver_environment,
+    launch_ranks,
+    mismatches,
+    rank_environment,
+    worker_command,
+)
 from foundryd.demo.reference import expected
 from foundryd.rankpatch.mesh import Mesh
 

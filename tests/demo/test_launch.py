@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -76,7 +75,7 @@ time.sleep(600)
 
 
 def test_a_failure_without_a_result_shows_what_the_rank_said() -> None:
-    with pytest.raises(WorkerFailed, match="rank 0 ended with status 1: .*ValueError: no luck"):
+    with pytest.raises(WorkerFailed, match=r"rank 0 ended with status 1: .*ValueError: no luck"):
         launch_ranks(DemoConfig(), os.environ, command=script("raise ValueError('no luck')"), timeout=60)
 
 
