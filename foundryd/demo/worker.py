@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {
         "rank": env.rank,
         "world_size": env.world_size,
+        "mesh": str(c.mesh),
         "cell": c.cell(env.rank),
         "mode": graphs.mode.value,
         "restored": graphs.restored,
