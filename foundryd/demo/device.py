@@ -114,28 +114,28 @@ class Kernel:
     ) -> None:
         self._device = device
         self._handle = driver.CUfunction(handle)
-        self._types = types
         self._packed = packed
+        self._format = None if isinstance(types, type) else f"@{types}"
+        if isinstance(types, type):
+            self._offsets, self._bytes = [0], ctypes.sizeof(types)
+        else:
+            # "0P" adds nothing but the padding before a pointer, so a prefix with it ends where the pointer begins.
+            self._offsets = [struct.calcsize(f"@{types[:i]}0{letter}") for i, letter in enumerate(types)]
+            self._bytes = struct.calcsize(f"@{types}")
 
     def __call__(self, items: int, *args: Any) -> None:
         """Launches with a thread for each item, up to a limit, on the device's stream."""
         blocks = min(MAX_BLOCKS, -(-items // THREADS))
-        if isinstance(self._types, str):
-            buffer = ctypes.create_string_buffer(struct.pack(f"@{self._types}", *args))
-            offsets = [struct.calcsize(f"@{self._types[:i]}0{t}") for i, t in enumerate(self._types)]
-            size = struct.calcsize(f"@{self._types}")
-        else:
-            (buffer,) = args
-            offsets, size = [0], ctypes.sizeof(buffer)
+        buffer = args[0] if self._format is None else ctypes.create_string_buffer(struct.pack(self._format, *args))
         base = ctypes.addressof(buffer)
         params, extra = 0, 0
         if self._packed:
-            length = ctypes.c_size_t(size)
+            length = ctypes.c_size_t(self._bytes)
             # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
             settings = (ctypes.c_void_p * 5)(1, base, 2, ctypes.addressof(length), 0)
             extra = ctypes.addressof(settings)
         else:
-            pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
+            pointers = (ctypes.c_void_p * len(self._offsets))(*(base + offset for offset in self._offsets))
             params = ctypes.addressof(pointers)
         stream = self._device.stream
         checked(driver.cuLaunchKernel, self._handle, blocks, 1, 1, THREADS, 1, 1, 0, stream, params, extra)

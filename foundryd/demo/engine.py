@@ -18,11 +18,12 @@ from foundryd.demo.config import DemoConfig
 from foundryd.demo.device import Device
 from foundryd.demo.images import CompiledImages, SoftImages, software_driver
 from foundryd.demo.model import Inputs, Kernels, Model, Shard
-from foundryd.demo.native import GraphSet, arena
 from foundryd.demo.nccl import Communicator
 from foundryd.demo.numerics import prompts
 from foundryd.demo.rendezvous import Store
 from foundryd.errors import UsageError
+from foundryd.session.arena import arena
+from foundryd.session.graphset import GraphSet
 
 I32 = NDArray[np.int32]
 PLACES = ("weights", "kv", "io")

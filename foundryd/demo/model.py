@@ -16,9 +16,9 @@ from cuda.bindings import driver
 from foundryd.demo.config import DemoConfig
 from foundryd.demo.device import Device, Kernel, Library, Module, checked
 from foundryd.demo.images import Baking, Images
-from foundryd.demo.native import DeviceArray
 from foundryd.demo.nccl import Communicator
 from foundryd.demo.numerics import decay_table
+from foundryd.session.arrays import DeviceArray
 
 
 @dataclass(frozen=True)

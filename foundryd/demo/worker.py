@@ -19,9 +19,9 @@ from foundryd.demo import config
 from foundryd.demo.device import Device
 from foundryd.demo.engine import Disturbance, Engine
 from foundryd.demo.images import software_driver
-from foundryd.demo.native import GraphSet
 from foundryd.demo.rendezvous import FakeStore, SocketStore, Store
 from foundryd.errors import FoundrydError, UsageError
+from foundryd.session.graphset import GraphSet
 from foundryd.settings import Mode, settings
 
 
@@ -53,10 +53,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {
         "rank": env.rank,
         "world_size": env.world_size,
+        "mesh": str(c.mesh),
         "cell": c.cell(env.rank),
         "mode": graphs.mode.value,
         "restored": graphs.restored,
         "fallback": _failure(graphs.fallback),
+        "restore": _restore(graphs),
         "graphs": len(c.batch_sizes),
         "tokens": {str(batch): sampled.tolist() for batch, sampled in tokens.items()},
         "counters": counters(),
@@ -88,6 +90,17 @@ def _store(args: argparse.Namespace, mode: Mode, world: int) -> Store:
     if args.store is None:
         raise UsageError(f"WORLD_SIZE is {world} and there is no --store: give the socket of the rendezvous")
     return SocketStore(args.store, timeout=args.timeout)
+
+
+def _restore(graphs: GraphSet) -> dict[str, Any] | None:
+    session = graphs.session
+    if session is None or not session.restored:
+        return None
+    return {
+        "phases": dict(session.phases),
+        "patched_words": len(session.plan.writes),
+        "archive_memory": session.archive_memory,
+    }
 
 
 def _failure(error: FoundrydError | None) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,6 +153,12 @@ class Session:
     def graphs(self) -> dict[Any, RestoredGraph]:
         """Every restored graph by key."""
         return dict(self._graphs)
+
+    @property
+    def archive_memory(self) -> str:
+        """Which shared memory holds the archive: equal in two processes exactly if they share one copy."""
+        memory = os.fstat(self._attachment.archive.fd)
+        return f"{memory.st_dev}:{memory.st_ino}"
 
     def close(self) -> None:
         """Destroys the restored graphs and ends the lease."""
