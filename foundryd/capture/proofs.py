@@ -35,7 +35,7 @@ class Memory:
 
     def read(self) -> dict[int, np.ndarray]:
         """Bytes of each range by address."""
-        return {a: np.frombuffer(self._hook.download(a, n), np.uint8).copy() for a, n in self.ranges}
+        return {a: self._hook.download(a, n) for a, n in self.ranges}
 
     def write(self, bytes_of: dict[int, np.ndarray]) -> None:
         """Puts a snapshot, or part of one, back."""

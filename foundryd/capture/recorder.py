@@ -14,6 +14,7 @@ from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
+from foundryd.session.materialize import communicators
 from foundryd.session.native import NativeGraph
 from foundryd.settings import Settings
 
@@ -78,8 +79,8 @@ class Recorder:
             world=mesh.world,
             rank=self._settings.rank,
             identity=self._identity,
-            arena_base=report["arena_base"],
-            arena_stride=report["arena_stride"],
+            arena_base=report.arena_base,
+            arena_stride=report.arena_stride,
             allocations=self._allocations(),
             graphs=graphs,
             functions=described,
@@ -94,24 +95,26 @@ class Recorder:
 
     def _functions(self, functions: Numbering, modules: Numbering) -> list[ix.Function]:
         """Describes the functions that ``functions`` numbered, and numbers their modules by first use."""
-        known = self._hook.functions()
-        live = {int(m["id"]): m for m in self._hook.modules()}
+        table, fields, settings, names = self._hook.functions()
+        loaded = {int(m["id"]): m for m in self._hook.modules()}
         described = []
         for number in functions.numbers:
-            function = known[number]
-            module = live[int(function.module)]
-            if module["communication"]:
+            row, name = table[number], names[number]
+            module = int(row["module"])
+            if loaded[module]["communication"]:
                 raise CaptureError(
-                    f"the kernel {function.name} belongs to a communication library but was captured outside its "
-                    "calls: its state cannot be archived"
+                    f"the kernel {name} belongs to a communication library but was captured outside its calls: its "
+                    "state cannot be archived"
                 )
+            own = fields[row["param_first"] :][: row["param_count"]]
+            last = settings[row["setting_first"] :][: row["setting_count"]]
             described.append(
                 ix.Function(
-                    modules.of(int(function.module)),
-                    function.name,
-                    function.param_bytes,
-                    function.fields,
-                    function.settings,
+                    modules.of(module),
+                    name,
+                    int(row["param_bytes"]),
+                    [(int(f["offset"]), int(f["bytes"])) for f in own],
+                    [(int(s["attribute"]), int(s["value"])) for s in last],
                 )
             )
         return described
@@ -121,13 +124,21 @@ class Recorder:
         apis = {int(m["id"]): int(m["api"]) for m in self._hook.modules()}
         records, ranges = [], []
         for identifier, slot in modules.numbers.items():
-            changed = []
-            for name, address, size in sorted(self._hook.changed_globals(identifier)):
-                changed.append((name, np.frombuffer(self._hook.download(address, size), np.uint8).copy()))
-            for name, address, size in self._hook.module_globals(identifier):
-                ranges.append((address, size, ix.Symbol(slot, name)))
+            changed = [
+                (name, self._hook.download(address, size))
+                for name, address, size in sorted(self._globals(self._hook.changed_globals(identifier)))
+            ]
+            ranges += [
+                (address, size, ix.Symbol(slot, name))
+                for name, address, size in self._globals(self._hook.module_globals(identifier))
+            ]
             records.append(ModuleRecord(apis[identifier], self._hook.module_image(identifier), changed))
         return records, ranges
+
+    @staticmethod
+    def _globals(found: tuple[Any, list[str]]) -> list[tuple[str, int, int]]:
+        table, names = found
+        return [(name, int(row["address"]), int(row["bytes"])) for row, name in zip(table, names, strict=True)]
 
     @staticmethod
     def _symbolise(
@@ -162,9 +173,7 @@ class Recorder:
         """Communicators in creation order, by the mesh axes they span where they span any."""
         used = set(ops["communicator"].tolist())
         out = []
-        for communicator, ranks in self._hook.communicators():
-            size, slot = int(communicator["size"]), int(communicator["slot"])
-            members = tuple(ranks)
+        for slot, size, members in communicators(self._hook):
             if not members and size == mesh.world:
                 members = tuple(range(mesh.world))
             if not members and slot in used:
@@ -194,7 +203,7 @@ class Recorder:
         for allocation in self._allocations():
             if allocation["arena"] in _CONTENT_ARENAS and allocation["live"]:
                 address, size = int(allocation["address"]), int(allocation["bytes"])
-                data = np.frombuffer(self._hook.download(address, size), np.uint8).copy()
+                data = self._hook.download(address, size)
                 if data.any():
                     out.append(ContentRecord(address, int(allocation["arena"]), int(allocation["ordinal"]), data))
         return out

@@ -26,7 +26,11 @@ class Bindings:
     ) -> None:
         self.module_ids = list(module_ids)
         self.functions = np.array(
-            [hook.load_function(self.module_ids[f.module], f.name, f.settings) for f in functions], np.uint64
+            [
+                hook.load_function(self.module_ids[f.module], f.name, np.array(f.settings, _hook.setting_dtype))
+                for f in functions
+            ],
+            np.uint64,
         )
         self.symbols = np.array([hook.global_address(self.module_ids[s.module], s.name)[0] for s in symbols], np.uint64)
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from foundryd._native import _hook
 from foundryd.errors import CaptureError, FoundrydError, HookMissing, UsageError
 from foundryd.session.identity import machine_identity
@@ -74,7 +76,7 @@ class GraphSet:
     def declare_communicator(self, handle: int, ranks: Sequence[int]) -> None:
         """Says which world ranks the NCCL communicator ``handle`` joins, in the order of their ranks in it."""
         if self._hook is not None and self.mode is not Mode.OFF:
-            self._hook.comm_declare(handle, list(ranks))
+            self._hook.comm_declare(handle, np.array(ranks, np.uint32))
 
     def capture_or_restore(self, key: Any, fn: Callable[[], Any], *, stream: int) -> tuple[ReplayableGraph, Any]:
         """The graph of what ``fn`` launches on ``stream``, and what ``fn`` returns.

@@ -39,8 +39,8 @@ class RestoredGraph:
 def check_layout(hook: Any) -> None:
     """Raises ``LayoutDiverged`` naming the first allocation that is not as recorded."""
     divergence = hook.divergence()
-    kind, arena = int(divergence["kind"]), ARENAS[int(divergence["arena"])]
-    ordinal, expected, actual = (int(divergence[n]) for n in ("ordinal", "expected_bytes", "actual_bytes"))
+    kind, arena = divergence.kind, ARENAS[divergence.arena]
+    ordinal, expected, actual = divergence.ordinal, divergence.expected_bytes, divergence.actual_bytes
     if kind == 0:
         return
     what = {
@@ -55,9 +55,22 @@ def check_layout(hook: Any) -> None:
     )
 
 
+def communicators(hook: Any) -> list[tuple[int, int, tuple[int, ...]]]:
+    """This process's communicators as (slot, size, declared world ranks), in creation order."""
+    table, ranks = hook.communicators()
+    return [
+        (
+            int(c["slot"]),
+            int(c["size"]),
+            tuple(ranks[c["member_first"] : c["member_first"] + c["member_count"]].tolist()),
+        )
+        for c in table
+    ]
+
+
 def check_communicators(hook: Any, plan: Plan) -> None:
     """Raises ``CommunicatorMismatch`` unless this process's communicators are those of the plan, in creation order."""
-    here = {int(c["slot"]): (int(c["size"]), tuple(r)) for c, r in hook.communicators()}
+    here = {slot: (size, ranks) for slot, size, ranks in communicators(hook)}
     for slot, members in enumerate(plan.communicators):
         if slot not in here:
             raise CommunicatorMismatch(

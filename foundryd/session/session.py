@@ -41,11 +41,11 @@ def attach(config: Settings | None = None) -> Session:
         )
     hook = _hook.Hook()
     report = hook.report()
-    if report["mode"] != 2:
+    if report.mode != 2:
         raise HookMissing(
             "the hook was loaded without FOUNDRYD_MODE=restore: set it before the process starts, as foundryd run does"
         )
-    if report["contexts"]:
+    if report.contexts:
         raise AttachTooLate(
             f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after "
             "the first: attach before anything touches the GPU"

@@ -26,7 +26,7 @@ class HostMemory:
         return out
 
     def download(self, address, size):
-        return self.bytes[address][:size].tobytes()
+        return self.bytes[address][:size].copy()
 
     def upload(self, address, data):
         self.bytes[address][:] = data

@@ -8,7 +8,9 @@ from foundryd.session.client import attach
 
 def facts(pid):
     status = dict(
-        line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":" in line  # noqa: SIM115
+        line.split(":", 1)
+        for line in open(f"/proc/{pid}/status").read().splitlines()
+        if ":" in line  # noqa: SIM115
     )
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),

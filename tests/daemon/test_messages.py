@@ -23,7 +23,6 @@ PLAIN = st.recursive(
 )
 
 
-
 def test_tags_are_different():
     kinds = typing.get_args(messages.FromClient) + typing.get_args(messages.FromDaemon)
     assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds)
