@@ -55,7 +55,7 @@ class Agreement:
                 "look at its log"
             ) from None
         try:
-            message = msgpack.unpackb(raw, max_buffer_size=1 << 24)
+            message = msgpack.unpackb(raw)
         except ValueError:
             message = None
         match message:
