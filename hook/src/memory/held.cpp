@@ -49,6 +49,7 @@ void Arenas::set_layout(const fdy_layout &layout) {
   if (layout.allocation_count && !layout.allocations)
     throw Error(FDY_ERROR_INVALID, "the layout has %llu allocations and no array: give both",
                 static_cast<Long>(layout.allocation_count));
+  refuse_after_fork();
   Sequences sequences;
   for (uint64_t i = 0; i < layout.allocation_count; ++i) {
     const fdy_allocation &one = layout.allocations[i];
@@ -83,6 +84,7 @@ void Arenas::require_layout_locked() {
 }
 
 fdy_divergence Arenas::divergence() {
+  refuse_after_fork();
   std::lock_guard guard(lock_);
   require_layout_locked();
   for (const fdy_arena id : {FDY_ARENA_WEIGHTS, FDY_ARENA_KV, FDY_ARENA_IO, FDY_ARENA_HOST}) {
@@ -118,6 +120,7 @@ void Arenas::map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, ui
 }
 
 void Arenas::map_held() {
+  refuse_after_fork();
   CurrentContext current;
   {
     std::lock_guard guard(lock_);
@@ -148,6 +151,7 @@ void Arenas::map_held() {
 }
 
 void Arenas::release_held() {
+  refuse_after_fork();
   CurrentContext current;
   FDY_CU(cuCtxSynchronize);
   std::lock_guard guard(lock_);

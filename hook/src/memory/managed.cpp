@@ -5,6 +5,9 @@
 
 #include <map>
 #include <mutex>
+#include <new>
+
+#include "support/mode.h"
 
 namespace foundryd::memory::managed {
 namespace {
@@ -19,7 +22,7 @@ Ranges &ranges() {
   static Ranges &made = [] () -> Ranges & {
     alignas(Ranges) static unsigned char storage[sizeof(Ranges)];
     auto *at = new (storage) Ranges;
-    pthread_atfork([] { ranges().lock.lock(); }, [] { ranges().lock.unlock(); }, [] { ranges().lock.unlock(); });
+    pthread_atfork(nullptr, nullptr, [] { new (&ranges().lock) std::mutex; });
     return *at;
   }();
   return made;
@@ -40,6 +43,7 @@ void remove(uint64_t address) noexcept {
 }
 
 bool touches(uint64_t address, uint64_t bytes) noexcept {
+  if (forked_with_contexts()) return false;
   Ranges &all = ranges();
   std::lock_guard guard(all.lock);
   auto next = all.by_address.lower_bound(address);

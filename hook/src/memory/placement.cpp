@@ -44,7 +44,8 @@ uint64_t Placement::take_granules(uint64_t bytes) {
   }
   throw Error(FDY_ERROR_MEMORY,
               "an arena of %llu bytes has no room for %llu bytes more: raise FOUNDRYD_ARENA_STRIDE",
-              static_cast<unsigned long long>(bytes_), static_cast<unsigned long long>(bytes));
+              static_cast<unsigned long long>(bytes_), static_cast<unsigned long long>(bytes))
+      .answered_with(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 void Placement::give_granules(Extent extent) {

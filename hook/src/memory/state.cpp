@@ -17,15 +17,21 @@ Arenas &Arenas::instance() {
   alignas(Arenas) static unsigned char storage[sizeof(Arenas)];
   static Arenas *const arenas = [] {
     auto *made = new (storage) Arenas;
-    pthread_atfork(before_fork, after_fork, after_fork);
+    pthread_atfork(nullptr, nullptr, after_fork_in_child);
     return made;
   }();
   return *arenas;
 }
 
-// A child must find the lock free, and the state whole.
-void Arenas::before_fork() { instance().lock_.lock(); }
-void Arenas::after_fork() { instance().lock_.unlock(); }
+// Another thread may have held the lock, or been in the middle of a change.  A child of a process that had contexts
+// does not use the arenas any more (see mode.h); in any other there was nothing to change yet.  So the lock is made anew,
+// and forking never waits for it: a handler that did would have to know the order of the driver's locks.
+void Arenas::after_fork_in_child() { new (&instance().lock_) std::mutex; }
+
+void Arenas::refuse_after_fork() {
+  if (forked_with_contexts())
+    throw Error(FDY_ERROR_STATE, "CUDA does not work in a forked child of a process that used it: spawn children");
+}
 
 void Arenas::context_made(CUcontext context) noexcept {
   note_context();
@@ -124,7 +130,7 @@ Arena *Arenas::arena_of_locked(uint64_t address) noexcept {
 }
 
 bool Arenas::contains(uint64_t address) const noexcept {
-  return state_.load(std::memory_order_acquire) == State::ready && space_.contains(address);
+  return !forked_with_contexts() && state_.load(std::memory_order_acquire) == State::ready && space_.contains(address);
 }
 
 std::optional<std::pair<Place, uint64_t>> Arenas::find(uint64_t address) noexcept {
@@ -256,6 +262,7 @@ Space Arenas::space() noexcept {
 CUcontext Arenas::context() noexcept { return context_.load(); }
 
 std::vector<fdy_allocation> Arenas::allocations() {
+  refuse_after_fork();
   std::lock_guard guard(lock_);
   std::vector<fdy_allocation> out;
   for (const Arena &arena : arenas_) out.insert(out.end(), arena.history.begin(), arena.history.end());

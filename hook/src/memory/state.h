@@ -81,8 +81,8 @@ class Arenas {
   enum class Taken : uint8_t { unknown, kept, yes };
 
   Arenas() = default;
-  static void before_fork();
-  static void after_fork();
+  static void after_fork_in_child();
+  static void refuse_after_fork();
   void reserve_locked() noexcept;
   void make_arenas_locked();
   void fail_locked(const Error &error) noexcept;

@@ -35,9 +35,8 @@ Error Error::nccl(int code, const char *call) noexcept {
 }
 
 CUresult Error::as_driver_result() const noexcept {
+  if (detail_.code != 0 && detail_.status != FDY_ERROR_NCCL) return static_cast<CUresult>(detail_.code);
   switch (detail_.status) {
-    case FDY_ERROR_DRIVER:
-      return static_cast<CUresult>(detail_.code);
     case FDY_ERROR_INVALID:
       return CUDA_ERROR_INVALID_VALUE;
     case FDY_ERROR_MEMORY:

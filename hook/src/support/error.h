@@ -22,6 +22,11 @@ class Error : public std::exception {
   // A failed driver or NCCL call: `code` and `call` travel on their own.
   static Error driver(CUresult code, const char *call) noexcept;
   static Error nccl(int code, const char *call) noexcept;
+  // For an override: what the program gets in place of the status's usual result.
+  Error answered_with(CUresult result) && noexcept {
+    detail_.code = static_cast<int32_t>(result);
+    return *this;
+  }
 
   const char *what() const noexcept override { return detail_.message; }
   const fdy_error &detail() const noexcept { return detail_; }

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs with the hook preloaded, on the software driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundryd import _native
+
+HERE = Path(__file__).parent
+DEADLINE = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """Starts children with the hook."""
+
+    hook: Path
+    driver: Path
+
+    def environment(self, mode: str | None, preload: Sequence[Path] = (), hook: bool = True) -> dict[str, str]:
+        """An environment for a child: the hook first in ``LD_PRELOAD``, the software driver in ``LD_LIBRARY_PATH``."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("FOUNDRYD_", "SOFTCUDA_", "LD_"))}
+        env["LD_PRELOAD"] = ":".join(str(p) for p in [*([self.hook] if hook else []), *preload])
+        env["LD_LIBRARY_PATH"] = str(self.driver)
+        env["PYTHONPATH"] = str(HERE / "child")
+        if mode:
+            env["FOUNDRYD_MODE"] = mode
+        return env
+
+    def program(
+        self,
+        command: Sequence[str | Path],
+        mode: str | None = None,
+        *,
+        given: object = None,
+        env: dict[str, str] | None = None,
+        preload: Sequence[Path] = (),
+        hook: bool = True,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end; ``given`` is its standard input, as JSON."""
+        done = subprocess.run(
+            [str(c) for c in command],
+            env=self.environment(mode, preload, hook) | (env or {}),
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            pytest.fail(f"{command[0]} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def python(self, source: str, mode: str | None = None, **options: Any) -> Any:
+        """Runs Python source in a child; what it passes to ``fdyhook.answer``."""
+        done = self.program([sys.executable, "-P", "-c", textwrap.dedent(source)], mode, **options)
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def hooked() -> Hooked:
+    return Hooked(_native.hook_library(), _native.soft_folder())
+
+
+Compile = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def compile_c(tmp_path_factory: pytest.TempPathFactory, hooked: Hooked) -> Compile:
+    """Compiles C source: a program, or a shared library if the name ends with ``.so``."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+
+    def build(name: str, source: str, *, cuda: bool = False, libraries: Sequence[Path] = ()) -> Path:
+        folder = tmp_path_factory.mktemp("c")
+        (folder / "source.c").write_text(textwrap.dedent(source))
+        out = folder / name
+        shared = ["-shared", "-fPIC"] if name.endswith(".so") else []
+        driver = ["-L", str(hooked.driver), "-l:libcuda.so.1", "-Wl,--allow-shlib-undefined"] if cuda else []
+        linked = [f for lib in libraries for f in (str(lib), f"-Wl,-rpath,{lib.parent}")]
+        flags = ["-O1", "-D_GNU_SOURCE", "-Wl,--no-as-needed", *shared]
+        subprocess.run(
+            [compiler, *flags, "-o", out, folder / "source.c", *linked, *driver, "-ldl", "-lpthread"],
+            check=True,
+            timeout=DEADLINE,
+        )
+        return out
+
+    return build
