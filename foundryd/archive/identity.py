@@ -65,7 +65,7 @@ class Mismatch:
     advice: str
 
     def __str__(self) -> str:
-        archived, found = _shown(self.archived), _shown(self.found)
+        archived, found = shown(self.archived), shown(self.found)
         return f"{self.field} is {found} and the archive has {archived} ({self.why}: {self.advice})"
 
 
@@ -220,7 +220,7 @@ class MachineIdentity:
             for name, value in provider.identity_facts().items():
                 if facts.setdefault(name, value) != value:
                     raise UsageError(
-                        f"the fact {name} is {_shown(facts[name])} to one provider and {_shown(value)} to another: "
+                        f"the fact {name} is {shown(facts[name])} to one provider and {shown(value)} to another: "
                         "make "
                         "only one of them answer"
                     )
@@ -300,7 +300,8 @@ def _compare(name: str, archived: IdentityField | None, found: IdentityField | N
     return Mismatch(name, old, new, match, why, row.advice)
 
 
-def _shown(value: Value | None) -> str:
+def shown(value: Value | None) -> str:
+    """A fact's value for a person."""
     if value is None:
         return "not set"
     return ", ".join(value) if isinstance(value, list) else str(value)

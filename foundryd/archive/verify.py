@@ -42,11 +42,15 @@ def violations(reader: ArchiveReader, *, deep: bool = True, dtypes: Records | No
 
 def verify(reader: ArchiveReader, deep: bool = True, dtypes: Records | None = None) -> None:
     """Raises ``ArchiveFormatError`` with the first violation and the number of others; see ``violations``."""
-    sentences = violations(reader, deep=deep, dtypes=dtypes)
+    require_none(violations(reader, deep=deep, dtypes=dtypes), reader.name)
+
+
+def require_none(sentences: list[str], name: str) -> None:
+    """Raises ``ArchiveFormatError`` if ``violations`` found any in the archive called ``name``."""
     if sentences:
         more = f", and {len(sentences) - 1} more" if len(sentences) > 1 else ""
         raise ArchiveFormatError(
-            f"{reader.name} contradicts itself ({sentences[0]}{more}): capture again, and if it happens again report it"
+            f"{name} contradicts itself ({sentences[0]}{more}): capture again, and report it if it happens again"
         )
 
 

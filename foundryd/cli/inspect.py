@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``foundryd inspect``: what is in an archive."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from foundryd.archive.identity import shown
+from foundryd.archive.index import Variant
+from foundryd.archive.inflate import inflated_size
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.sizes import stored_bytes
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="The archive.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what an archive holds: identity, variants, graphs, and where its bytes go."""
+    with ArchiveReader.open(file) as reader:
+        report = _report(reader)
+    report["file"] = str(file)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _show(report)
+
+
+def _report(reader: ArchiveReader) -> dict[str, Any]:
+    header, index = reader.header, reader.index
+    return {
+        "format": f"{header.major}.{header.minor}",
+        "kind": index.kind,
+        "created": index.created,
+        "writer": index.writer,
+        "content_digest": reader.content_digest,
+        "bytes": header.file_length,
+        "resident_bytes": inflated_size(reader),
+        "stored_bytes": stored_bytes(reader),
+        "identity": {name: field.value for name, field in sorted(index.identity.items())},
+        "variants": [_variant(reader, variant) for variant in index.variants],
+        "notes": json.loads(json.dumps(index.notes, default=str)),
+    }
+
+
+def _variant(reader: ArchiveReader, variant: Variant) -> dict[str, Any]:
+    ranks = variant.rank_class
+    return {
+        "name": variant.name,
+        "world": variant.world,
+        "ranks": ranks.ranks,
+        "captured": ranks.captured,
+        "control": ranks.control,
+        "held_out": ranks.held_out,
+        "graphs": len(variant.members),
+        "templates": len(variant.templates),
+        "keys": json.loads(json.dumps([member.key for member in variant.members], default=str)),
+        "functions": len(variant.functions),
+        "modules": len(variant.modules),
+        "images": len({digest for module in variant.modules for digest in module.digests}),
+        "communicators": len(variant.communicators),
+        "contents": len(variant.contents),
+        "content_bytes": sum(content.bytes for content in variant.contents),
+        "rules_bytes": reader.entry(variant.rules).length,
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console()
+    head = Table(show_header=False, box=None)
+    for key in ("file", "format", "kind", "created", "writer", "content_digest", "bytes", "resident_bytes"):
+        head.add_row(key.replace("_", " "), escape(str(report[key])))
+    console.print(head)
+    variants = Table("variant", "ranks", "captured", "graphs", "templates", "functions", "images", "content bytes")
+    for variant in report["variants"]:
+        variants.add_row(
+            escape(variant["name"]),
+            ranges(variant["ranks"]),
+            ranges(variant["captured"]),
+            *(str(variant[key]) for key in ("graphs", "templates", "functions", "images", "content_bytes")),
+        )
+    console.print(variants)
+    sizes = Table("stored", "bytes", "share")
+    for kind, count in report["stored_bytes"].items():
+        sizes.add_row(kind, str(count), f"{100 * count / report['bytes']:.1f} %")
+    console.print(sizes)
+    facts = Table("fact", "value")
+    for name, value in report["identity"].items():
+        facts.add_row(escape(name), escape(shown(value)))
+    console.print(facts)
+
+
+def ranges(ranks: list[int]) -> str:
+    """``0-3, 7`` for ranks 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
