@@ -96,7 +96,18 @@ def test_every_cut_of_a_small_archive_is_refused(tiny: bytes) -> None:
 def test_cuts_and_tails_of_a_whole_archive_are_refused(sample: Path, tmp_path: Path) -> None:
     data = sample.read_bytes()
     rng = random.Random(7)
-    cuts = {0, 1, 8, 63, 64, 65, ALIGNMENT - 1, ALIGNMENT, len(data) - 1, *(rng.randrange(len(data)) for _ in range(200))}
+    cuts = {
+        0,
+        1,
+        8,
+        63,
+        64,
+        65,
+        ALIGNMENT - 1,
+        ALIGNMENT,
+        len(data) - 1,
+        *(rng.randrange(len(data)) for _ in range(200)),
+    }
     cut = tmp_path / "cut.foundry"
     for size in sorted(cuts):
         cut.write_bytes(data[:size])
@@ -169,9 +180,7 @@ def test_unknown_fields_are_found_at_any_depth(sample: Path) -> None:
     raw = reader.raw_index()
     raw["variants"][0]["templates"][0]["children"][0]["spin"] = 1
     pieces = [(replace(s, codec="raw"), bytes(reader.stored(s))) for s in reader.sections.values()]
-    pieces = [
-        (replace(s, length=s.stored, digest=s.stored_digest, params={}), data) for s, data in pieces
-    ]
+    pieces = [(replace(s, length=s.stored, digest=s.stored_digest, params={}), data) for s, data in pieces]
     with pytest.raises(ArchiveFormatError, match=r"variants\[0\]\.templates\[0\]\.children\[0\]\.spin"):
         ArchiveReader(forge(pieces, raw))
 
@@ -199,6 +208,10 @@ def test_wild_headers_are_refused(empty_index: Index, change: dict[str, Any]) ->
         ArchiveReader(data)
 
 
+def shape(rows: int, cols: int, by_column: int = 0) -> dict[str, int]:
+    return {"rows": rows, "cols": cols, "by_column": by_column, "shuffled": 0}
+
+
 A = ALIGNMENT
 LAYOUTS = {
     "overlap": [entry("a", b"x" * 5000, A), entry("b", b"y", 2 * A)],
@@ -215,15 +228,18 @@ LAYOUTS = {
     "raw with two digests": [entry("a", b"x", A, digest=bytes(32))],
     "raw with parameters": [entry("a", b"x", A, params={"rows": 1})],
     "columns without parameters": [entry("a", b"x", A, codec="columns", length=4)],
-    "columns of another size": [
-        entry("a", b"x", A, codec="columns", length=8, params={"rows": 1, "cols": 1, "by_column": 0, "shuffled": 0})
-    ],
+    "columns of another size": [entry("a", b"x", A, codec="columns", length=8, params=shape(1, 1))],
     "columns of wild size": [
-        entry("a", b"x", A, codec="columns", length=4, params={"rows": 2**62, "cols": 2**62, "by_column": 0, "shuffled": 0})
+        entry(
+            "a",
+            b"x",
+            A,
+            codec="columns",
+            length=4,
+            params=shape(2**62, 2**62),
+        )
     ],
-    "columns with a wild flag": [
-        entry("a", b"x", A, codec="columns", length=4, params={"rows": 1, "cols": 1, "by_column": 2, "shuffled": 0})
-    ],
+    "columns with a wild flag": [entry("a", b"x", A, codec="columns", length=4, params=shape(1, 1, 2))],
     "empty and packed": [entry("a", b"", A, codec="zstd")],
     "too large": [entry("a", b"x", A, codec="zstd", length=2**60)],
 }

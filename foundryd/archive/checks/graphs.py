@@ -279,16 +279,18 @@ def _impossible(
 ) -> npt.NDArray[np.bool_]:
     """Which ``values`` [words][members] of a field no node like ``nodes`` [words] can have."""
     kernel, comm = (nodes["type"] == KERNEL)[:, None], (nodes["type"] == COMM)[:, None]
+    changed = values != values[:, :1]
     if name == "function":
         exists = values < len(known.function_bytes)
         takes = np.append(known.function_bytes, -1)[np.where(exists, values, len(known.function_bytes))]
         listed = (nodes["param_kind"] == _LIST)[:, None]
-        return np.asarray(~kernel | ~exists | (listed & (takes != nodes["param_bytes"][:, None].astype(np.int64))))
-    if name in ("grid", "block"):
-        return np.asarray(~kernel | (values == 0))
+        other_size = takes != nodes["param_bytes"][:, None].astype(np.int64)
+        return np.asarray(np.where(kernel, ~exists | (listed & other_size), changed))
     if name == "comm_group":
-        return np.asarray(~comm | ~np.isin(values, known.groups))
-    return np.broadcast_to(~kernel, values.shape)
+        return np.where(comm, ~np.isin(values, known.groups), changed)
+    if name == "shared_bytes":
+        return np.where(kernel, False, changed)
+    return np.asarray(np.where(kernel, values == 0, changed))
 
 
 def _field(graph: GraphParts, name: str) -> list[int]:

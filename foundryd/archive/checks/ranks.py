@@ -108,7 +108,9 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
         found.none(rules["coordinate"] >= len(Coordinate), "rule", "follows a coordinate that does not exist")
         found.none(rules["reserved"] != 0, "rule", "has reserved bits set")
         if tables is not None:
-            beyond = (rules["kind"] == _TABLE) & (rules["table"].astype(np.int64) + variant.world > len(tables))
+            beyond = (rules["kind"] == _TABLE) & (
+                rules["table"].astype(np.int64) > max(len(tables) - variant.world, -1)
+            )
             found.none(
                 beyond, "rule", f"has a table of {variant.world} ranks beyond the {len(tables)} entries there are"
             )
