@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy dtypes of the plain structs in an archive, as the native bindings define them."""
+"""The plain structs in an archive and the numbers in them, as the native bindings define them."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,14 @@ from foundryd.errors import UsageError
 
 @dataclass(frozen=True)
 class Records:
-    """The dtypes of ``hook/include/foundryd/records.h`` and ``rankpatch/include/rankpatch/rule.h`` in archives."""
+    """What ``hook/include/foundryd/records.h`` and ``rankpatch/include/rankpatch/rule.h`` say, as far as archives go.
+
+    Attributes
+    ----------
+    node, edge, attribute, allocation, comm_op, rule, relocation : dtypes.
+    node_type, param_kind, arena, module_api, comm_op_kind, rule_kind : enumerations of the values of fields.
+    none : "no such index" in every index field.
+    """
 
     node: np.dtype[Any]
     edge: np.dtype[Any]
@@ -24,12 +32,19 @@ class Records:
     comm_op: np.dtype[Any]
     rule: np.dtype[Any]
     relocation: np.dtype[Any]
+    node_type: type[IntEnum]
+    param_kind: type[IntEnum]
+    arena: type[IntEnum]
+    module_api: type[IntEnum]
+    comm_op_kind: type[IntEnum]
+    rule_kind: type[IntEnum]
+    none: int
 
 
 @lru_cache(maxsize=1)
 def records() -> Records:
-    """The dtypes of this build; raises ``UsageError`` if the native part is not installed."""
-    hook, rankpatch = _native("_hook"), _native("_rankpatch")
+    """Those of this build; raises ``UsageError`` if the native part is not installed."""
+    hook, rankpatch = _load("foundryd._native._hook"), _load("foundryd._native._rankpatch")
     return Records(
         node=hook.node_dtype,
         edge=hook.edge_dtype,
@@ -38,13 +53,20 @@ def records() -> Records:
         comm_op=hook.comm_op_dtype,
         rule=rankpatch.rule_dtype,
         relocation=rankpatch.relocation_dtype,
+        node_type=hook.NodeType,
+        param_kind=hook.ParamKind,
+        arena=hook.Arena,
+        module_api=hook.ModuleApi,
+        comm_op_kind=hook.CommOpKind,
+        rule_kind=_load("foundryd.rankpatch.infer").RuleKind,
+        none=hook.NONE,
     )
 
 
-def _native(name: str) -> Any:
+def _load(name: str) -> Any:
     try:
-        return importlib.import_module(f"foundryd._native.{name}")
+        return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"the native module {name} cannot be loaded ({error}): install foundryd again from a complete build"
+            f"the module {name} cannot be loaded ({error}): install foundryd again from a complete build"
         ) from error

@@ -66,7 +66,8 @@ class Template(msgspec.Struct, frozen=True):
     ``nodes`` (fdy_node) and ``params`` are those of the template's first member.  Its *block* is the bytes of
     ``nodes``, then those of ``params``, then the blocks of ``children`` in order; each of these lengths is a multiple
     of 4.  ``positions`` (uint32, ascending) are the offsets of the 4-byte words of the block in which members differ;
-    ``columns`` is uint32 [len(positions)][len(members)], the words' values, so its first column repeats the block.
+    ``columns`` is uint32 [len(positions)][len(members)]: what a member adds, modulo 2**32, to the word of the block;
+    its first column is zero.
     Children have no members, positions (``""``) or columns (``""``) of their own: their words are part of the
     parent's block.  ``foundryd.archive.members`` reads and writes all of this.
     """

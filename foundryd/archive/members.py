@@ -55,7 +55,7 @@ class PackedTemplate:
     ----------
     base : uint8 [bytes], the first block.
     positions : uint32 [rows], offsets of the words that differ.
-    columns : uint32 [rows][blocks], their values.
+    columns : uint32 [rows][blocks], what each block adds to the first one's word, modulo 2**32.
     """
 
     base: Bytes
@@ -105,7 +105,7 @@ def pack_template(blocks: Sequence[Bytes]) -> PackedTemplate:
     places = np.flatnonzero(differ)
     columns = np.empty((len(places), len(blocks)), "<u4")
     for column, member in enumerate(words):
-        columns[:, column] = member[places]
+        columns[:, column] = member[places] - first[places]
     return PackedTemplate(base, (places * 4).astype("<u4"), columns)
 
 
@@ -140,7 +140,8 @@ def add_template(writer: ArchiveWriter, graphs: Sequence[GraphParts], members: S
         edges=template.edges,
         attributes=template.attributes,
         params=template.params,
-        positions=writer.put("positions", packed.positions),
+        # Positions repeat from layer to layer, their differences more so.
+        positions=writer.put_matrix("positions", packed.positions.reshape(1, -1)),
         columns=writer.put_matrix("columns", packed.columns),
         members=list(members),
         children=template.children,
@@ -155,7 +156,7 @@ class TemplateReader:
     first : the first member's graph, read-only.
     base : uint8 [bytes], the first member's block, read-only.
     positions : uint32 [rows].
-    columns : uint32 [rows][members].
+    columns : uint32 [rows][members], what each member adds to the block's word.
 
     Raises
     ------
@@ -189,7 +190,7 @@ class TemplateReader:
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
         block = self.base.copy()
-        block.view("<u4")[self._words] = self.columns[:, column]
+        block.view("<u4")[self._words] += self.columns[:, column]
         return block
 
     def graph(self, column: int) -> GraphParts:

@@ -20,7 +20,7 @@ def violations(reader: ArchiveReader, *, deep: bool = True, dtypes: Records | No
     Parameters
     ----------
     reader : an open archive, whose header, index and section places are therefore right.
-    deep : also decode every section and check its digests, and look at every member's words.
+    deep : also decode every section and check what comes out, and look at every member's words.
     dtypes : the structs in the archive, by default those of this build.
     """
     found = Findings(reader, dtypes or records(), deep)
@@ -41,7 +41,17 @@ def violations(reader: ArchiveReader, *, deep: bool = True, dtypes: Records | No
 
 
 def verify(reader: ArchiveReader, deep: bool = True, dtypes: Records | None = None) -> None:
-    """Raises ``ArchiveFormatError`` with the first violation and the number of others; see ``violations``."""
+    """Checks everything: with ``deep`` every byte of the file, and what they mean.
+
+    Raises
+    ------
+    ArchiveDigestError
+        A byte is not the one that was written.
+    ArchiveFormatError
+        Something in it is impossible: the first violation, and the number of others; see ``violations``.
+    """
+    if deep:
+        reader.verify()
     require_none(violations(reader, deep=deep, dtypes=dtypes), reader.name)
 
 

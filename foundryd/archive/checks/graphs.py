@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
+from foundryd.archive.dtypes import Records
 from foundryd.archive.index import Template, Variant
 from foundryd.archive.members import GraphParts, graph_block, plain_key
 from foundryd.errors import UsageError
 
-NONE = 0xFFFFFFFF  # FDY_NONE
-KERNEL, MEMCPY, MEMSET, _EMPTY, CHILD, COMM = range(6)  # fdy_node_type
-_NO_PARAMS, _LIST, _EXTRA, _STRUCT = range(4)  # fdy_param_kind
 _CHILD_DEPTH = 8
 # What may differ between members, besides parameters.
 _VARYING = ("function", "grid", "block", "shared_bytes", "comm_group")
@@ -24,8 +22,9 @@ _VARYING = ("function", "grid", "block", "shared_bytes", "comm_group")
 
 @dataclass(frozen=True)
 class _Known:
-    """What nodes refer to: parameter bytes of each function, placeholders."""
+    """What nodes are made of and refer to: parameter bytes of each function, placeholders."""
 
+    dtypes: Records
     function_bytes: npt.NDArray[np.int64]
     groups: npt.NDArray[np.uint32]
 
@@ -63,8 +62,8 @@ def check_graphs(found: Findings, variant: Variant, groups: npt.NDArray[np.uint3
     -------
     The shape of each template, None where it could not be told.
     """
-    sizes = [min(max(function.param_bytes, -1), NONE) for function in variant.functions]
-    known = _Known(np.array(sizes, np.int64), groups)
+    sizes = [min(max(function.param_bytes, -1), 2**32) for function in variant.functions]
+    known = _Known(found.dtypes, np.array(sizes, np.int64), groups)
     shapes = [
         _check_template(found.inside(f"template {number}"), template, known)
         for number, template in enumerate(variant.templates)
@@ -160,27 +159,26 @@ def _check_graph(found: Findings, template: Template, known: _Known, depth: int)
 
 def _check_nodes(found: Findings, graph: GraphParts, known: _Known) -> None:
     nodes = graph.nodes
-    kind = nodes["type"]
-    if not found.none(kind > COMM, "node", "has a type that does not exist"):
+    kinds, none = known.dtypes.node_type, known.dtypes.none
+    if not found.none(nodes["type"] >= len(kinds), "node", "has a type that does not exist"):
         return
     functions = len(known.function_bytes)
-    kernel = kind == KERNEL
+    kernel, parent, comm = (nodes["type"] == kinds[name] for name in ("KERNEL", "CHILD", "COMM"))
     found.none(kernel & (nodes["function"] >= functions), "node", f"has a function that is not one of {functions}")
-    found.none(~kernel & (nodes["function"] != NONE), "node", "has a function and is no kernel")
+    found.none(~kernel & (nodes["function"] != none), "node", "has a function and is no kernel")
     empty = (nodes["grid"] == 0).any(axis=1) | (nodes["block"] == 0).any(axis=1)
     found.none(kernel & empty, "node", "launches an empty grid or block")
     children = len(graph.children)
-    found.none((kind == CHILD) & (nodes["child"] >= children), "node", f"has a child that is not one of {children}")
-    found.none((kind != CHILD) & (nodes["child"] != NONE), "node", "has a child and is no child node")
-    used = nodes["child"][kind == CHILD]
+    found.none(parent & (nodes["child"] >= children), "node", f"has a child that is not one of {children}")
+    found.none(~parent & (nodes["child"] != none), "node", "has a child and is no child node")
+    used = nodes["child"][parent]
     found.need(
         len(np.unique(used)) == len(used) == children, f"has {children} children and {len(used)} child nodes for them"
     )
-    comm = kind == COMM
     found.none(
         comm & ~np.isin(nodes["comm_group"], known.groups), "node", "is a placeholder of a group that no operation has"
     )
-    found.none(~comm & (nodes["comm_group"] != NONE), "node", "has a communication group and is no placeholder")
+    found.none(~comm & (nodes["comm_group"] != none), "node", "has a communication group and is no placeholder")
     attribute_end = nodes["attribute_first"].astype(np.uint64) + nodes["attribute_count"]
     found.none(
         (nodes["attribute_count"] > 0) & (attribute_end > len(graph.attributes)),
@@ -191,17 +189,19 @@ def _check_nodes(found: Findings, graph: GraphParts, known: _Known) -> None:
 
 
 def _check_params(found: Findings, graph: GraphParts, known: _Known) -> None:
-    nodes, kind, form = graph.nodes, graph.nodes["type"], graph.nodes["param_kind"]
-    kernel, copy = kind == KERNEL, (kind == MEMCPY) | (kind == MEMSET)
-    size = nodes["param_bytes"].astype(np.uint64)
-    none = (form == _NO_PARAMS) & (size == 0)
-    fits = np.where(
-        kernel, none | (form == _LIST) | (form == _EXTRA), np.where(copy, (form == _STRUCT) & (size > 0), none)
+    nodes, kinds, forms = graph.nodes, known.dtypes.node_type, known.dtypes.param_kind
+    kernel = nodes["type"] == kinds["KERNEL"]
+    copy = (nodes["type"] == kinds["MEMCPY"]) | (nodes["type"] == kinds["MEMSET"])
+    nothing, listed, extra, struct = (
+        nodes["param_kind"] == forms[name] for name in ("NONE", "LIST", "EXTRA", "STRUCT")
     )
+    size = nodes["param_bytes"].astype(np.uint64)
+    none = nothing & (size == 0)
+    fits = np.where(kernel, none | listed | extra, np.where(copy, struct & (size > 0), none))
     found.none(~fits, "node", "has parameters of a kind that its type does not take")
-    listed = np.flatnonzero(kernel & (form == _LIST) & (nodes["function"] < len(known.function_bytes)))
-    wrong = known.function_bytes[nodes["function"][listed]] != size[listed].astype(np.int64)
-    for place in listed[wrong][:1]:
+    told = np.flatnonzero(kernel & listed & (nodes["function"] < len(known.function_bytes)))
+    wrong = known.function_bytes[nodes["function"][told]] != size[told].astype(np.int64)
+    for place in told[wrong][:1]:
         found.add(f"node {place} has {size[place]} bytes of parameters, and its function takes another number")
     start = nodes["param_offset"].astype(np.uint64)
     inside = found.none(
@@ -251,10 +251,8 @@ def _check_columns(
     """Looks at every member's differing words; ``columns`` is [positions][members]."""
     if columns.size == 0:
         return
-    base = graph_block(graph).view("<u4")
-    found.none(
-        columns[:, 0] != base[positions // 4], "position", "does not repeat the template's word for its first member"
-    )
+    found.none(columns[:, 0] != 0, "position", "does not leave the template's word to its first member")
+    values = columns + graph_block(graph).view("<u4")[positions // 4][:, None]
     start = 0
     for part in graph.walk():
         rows = np.flatnonzero((positions >= start) & (positions < start + part.nodes.nbytes))
@@ -263,11 +261,11 @@ def _check_columns(
         field = offset % part.nodes.dtype.itemsize
         for name in _VARYING:
             mine = np.isin(field, _field(graph, name))
-            wrong = _impossible(name, columns[rows[mine]], nodes[mine], known)
+            wrong = _impossible(name, values[rows[mine]], nodes[mine], known)
             for row, member in np.argwhere(wrong)[:1]:
                 place = rows[mine][row]
                 found.add(
-                    f"position {place} gives column {member} the impossible {name} {columns[place, member]} in a node "
+                    f"position {place} gives column {member} the impossible {name} {values[place, member]} in a node "
                     "of type "
                     f"{nodes[mine][row]['type']}"
                 )
@@ -278,12 +276,12 @@ def _impossible(
     name: str, values: npt.NDArray[np.uint32], nodes: npt.NDArray[Any], known: _Known
 ) -> npt.NDArray[np.bool_]:
     """Which ``values`` [words][members] of a field no node like ``nodes`` [words] can have."""
-    kernel, comm = (nodes["type"] == KERNEL)[:, None], (nodes["type"] == COMM)[:, None]
+    kernel, comm = ((nodes["type"] == known.dtypes.node_type[kind])[:, None] for kind in ("KERNEL", "COMM"))
     changed = values != values[:, :1]
     if name == "function":
         exists = values < len(known.function_bytes)
         takes = np.append(known.function_bytes, -1)[np.where(exists, values, len(known.function_bytes))]
-        listed = (nodes["param_kind"] == _LIST)[:, None]
+        listed = (nodes["param_kind"] == known.dtypes.param_kind["LIST"])[:, None]
         other_size = takes != nodes["param_bytes"][:, None].astype(np.int64)
         return np.asarray(np.where(kernel, ~exists | (listed & other_size), changed))
     if name == "comm_group":

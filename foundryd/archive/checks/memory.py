@@ -11,17 +11,17 @@ import numpy.typing as npt
 from foundryd.archive.checks.findings import Findings, in_range
 from foundryd.archive.index import Variant
 
-ARENAS = 6  # FDY_ARENA_COUNT
 _ADDRESS_END = 2**64
 
 
 def check_memory(found: Findings, variant: Variant) -> None:
     """Arenas, allocations and contents of a variant."""
+    arenas = len(found.dtypes.arena)
     arenas_fit = found.need(
         variant.arena_base >= 0
         and variant.arena_stride > 0
-        and variant.arena_base + ARENAS * variant.arena_stride <= _ADDRESS_END,
-        f"its {ARENAS} arenas at {variant.arena_base:#x} with stride {variant.arena_stride:#x} do not fit an address "
+        and variant.arena_base + arenas * variant.arena_stride <= _ADDRESS_END,
+        f"its {arenas} arenas at {variant.arena_base:#x} with stride {variant.arena_stride:#x} do not fit an address "
         "space",
     )
     table = found.array(variant.allocations, found.dtypes.allocation, "allocations")
@@ -32,8 +32,9 @@ def check_memory(found: Findings, variant: Variant) -> None:
 
 
 def _check_allocations(found: Findings, variant: Variant, table: npt.NDArray[Any]) -> bool:
+    arenas = len(found.dtypes.arena)
     arena = table["arena"].astype(np.uint64)
-    if not found.none(arena >= ARENAS, "allocation", f"is in an arena that does not exist, there are {ARENAS}"):
+    if not found.none(arena >= arenas, "allocation", f"is in an arena that does not exist, there are {arenas}"):
         return False
     start = np.uint64(variant.arena_base) + arena * np.uint64(variant.arena_stride)
     offset = table["address"] - start  # wraps below the arena, and is then larger than any stride
@@ -42,7 +43,7 @@ def _check_allocations(found: Findings, variant: Variant, table: npt.NDArray[Any
     good = found.none(~inside, "allocation", "does not lie in its arena")
     good &= found.none(table["bytes"] == 0, "allocation", "has no bytes")
     good &= found.none((table["live"] > 1) | (table["reserved"] != 0), "allocation", "has a flag that does not exist")
-    for number in range(ARENAS):
+    for number in range(arenas):
         ordinals = table["ordinal"][arena == number]
         good &= found.none(
             ordinals != np.arange(len(ordinals)), f"arena {number}: allocation", "is out of the arena's sequence"

@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
-from foundryd.archive.checks.graphs import NONE, Shape
+from foundryd.archive.checks.graphs import Shape
 from foundryd.archive.index import Block, Variant
 from foundryd.errors import UsageError
 from foundryd.rankpatch.mesh import AXES, Coordinate, Mesh
 
-_OP_KINDS = 10  # values of fdy_comm_op_kind
 _GROUPS = 1 << 20  # a placeholder's number is a place in an array at restore
-_TABLE, _RULE_KINDS = 1, 4  # fp_rule_kind
 _RELOCATED = 8  # bytes of an address
 
 
@@ -75,14 +73,14 @@ def check_communication(found: Findings, variant: Variant) -> npt.NDArray[np.uin
 
 
 def _check_ops(found: Findings, variant: Variant, ops: npt.NDArray[Any]) -> None:
-    found.none(ops["kind"] >= _OP_KINDS, "operation", "has a kind that does not exist")
+    found.none(ops["kind"] >= len(found.dtypes.comm_op_kind), "operation", "has a kind that does not exist")
     found.none(ops["group"] >= _GROUPS, "operation", f"has a group that is not below {_GROUPS}")
     count = len(variant.communicators)
     if not found.none(ops["communicator"] >= count, "operation", f"has a communicator that is not one of {count}"):
         return
-    sizes = np.array([min(max(c.size, 0), NONE) for c in variant.communicators], np.int64)
+    sizes = np.array([min(max(c.size, 0), 2**32) for c in variant.communicators], np.int64)
     peers = ops["peer"]
-    outside = (peers != NONE) & (peers.astype(np.int64) >= sizes[ops["communicator"]])
+    outside = (peers != found.dtypes.none) & (peers.astype(np.int64) >= sizes[ops["communicator"]])
     found.none(outside, "operation", "has a peer or root outside its communicator")
     for slot in np.unique(ops["communicator"]):
         known = variant.communicators[slot]
@@ -104,11 +102,11 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
     ranges = []
     if rules is not None:
         sane = found.none(~np.isin(rules["width"], (1, 2, 4, 8)), "rule", "has a width that is not 1, 2, 4 or 8")
-        found.none(rules["kind"] >= _RULE_KINDS, "rule", "has a kind that does not exist")
+        found.none(rules["kind"] >= len(found.dtypes.rule_kind), "rule", "has a kind that does not exist")
         found.none(rules["coordinate"] >= len(Coordinate), "rule", "follows a coordinate that does not exist")
         found.none(rules["reserved"] != 0, "rule", "has reserved bits set")
         if tables is not None:
-            beyond = (rules["kind"] == _TABLE) & (
+            beyond = (rules["kind"] == found.dtypes.rule_kind["TABLE"]) & (
                 rules["table"].astype(np.int64) > max(len(tables) - variant.world, -1)
             )
             found.none(
