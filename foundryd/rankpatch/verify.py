@@ -13,7 +13,7 @@ from foundryd._native import _rankpatch
 from foundryd.errors import HeldOutMismatch
 from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.words import Block, RankView, Words64, check_views, gather
+from foundryd.rankpatch.words import Block, Fields, Kind, RankView, Words64, check_fields, check_views, gather, locate
 
 Rules = npt.NDArray[np.void]
 
@@ -78,9 +78,12 @@ def check_held_out(
     reference: RankView,
     mesh: Mesh,
     held_out: RankView,
+    fields: Sequence[Fields] | None = None,
     describe: Callable[[int, int], str] | None = None,
 ) -> Report:
     """Compares what the rules predict for a rank with its capture, in every byte that is not noise.
+
+    Bytes between two fields are noise wherever they differ, whether the samples showed it or not.
 
     Parameters
     ----------
@@ -88,6 +91,7 @@ def check_held_out(
     reference : the first of the views that they were inferred from.
     mesh : the variant's mesh.
     held_out : the capture of a rank that was not among the views.
+    fields : field boundaries of each block, as for ``infer``.
     describe : what to call the word at (block, offset) in the message.
 
     Raises
@@ -97,6 +101,7 @@ def check_held_out(
     """
     check_views([reference, held_out])
     predicted = predict(rules, tables, reference.blocks, mesh, held_out.rank)
+    boundaries = check_fields(fields, held_out.blocks)
     noise = rules[rules["kind"] == RuleKind.NOISE]
     first: tuple[int, int] | None = None
     wrong = 0
@@ -104,8 +109,8 @@ def check_held_out(
         positions = _rankpatch.differing(block, [found], 1).astype(np.int64)
         if not positions.size:
             continue
-        quiet = noise[noise["block"] == number]
-        positions = positions[~_covered(positions, quiet)]
+        padding = locate(positions, boundaries[number], len(found))[2] == Kind.PADDING
+        positions = positions[~padding & ~_covered(positions, noise[noise["block"] == number])]
         if positions.size:
             words = np.unique(_words_of(positions, rules[rules["block"] == number]))
             wrong += words.size

@@ -99,9 +99,9 @@ class Program:
         """Which bytes are not noise and lie in fields."""
         masks = []
         for block, content in zip(self.blocks, self.record(0).blocks, strict=True):
-            mask = np.ones(len(content), dtype=bool)
+            mask = np.zeros(len(content), dtype=bool)
             for at, field in self.places(block):
-                mask[at : at + field.padding] = False
+                mask[at : at + field.layout()[1] - field.padding] = True
                 for offset, member in zip(field.layout()[0], field.members, strict=True):
                     if member.noise:
                         mask[at + offset : at + offset + member.width] = False
@@ -346,7 +346,12 @@ def test_the_held_out_rank_catches_wrong_rules(mutant: str) -> None:
     _mutants()[mutant](rules)
     with pytest.raises(HeldOutMismatch, match=r"the gate, block 0, offset (0|8|16) \(8 bytes\).*held-out rank 4"):
         check_held_out(
-            rules, captured.inference.tables, captured.views[0], mesh, held_out, lambda block, offset: "the gate"
+            rules,
+            captured.inference.tables,
+            captured.views[0],
+            mesh,
+            held_out,
+            describe=lambda block, offset: "the gate",
         )
 
 
@@ -365,6 +370,6 @@ def test_a_flipped_bit_on_the_held_out_rank_is_found_unless_it_is_noise(program:
     rules, tables = captured.inference.rules, captured.inference.tables
     if program.quiet()[number][at]:
         with pytest.raises(HeldOutMismatch, match=f"block {number}, "):
-            check_held_out(rules, tables, captured.views[0], program.mesh, flipped)
+            check_held_out(rules, tables, captured.views[0], program.mesh, flipped, program.fields())
     else:
-        check_held_out(rules, tables, captured.views[0], program.mesh, flipped)
+        check_held_out(rules, tables, captured.views[0], program.mesh, flipped, program.fields())
