@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from foundryd.errors import FoundrydError, PermissionRefused, ProtocolError
 log = logging.getLogger(__name__)
 
 HELLO_DEADLINE = 5.0  # seconds until a connection must have asked for its lease
-MAX_WAITING = 256  # connections without a lease; a further one pushes out the oldest
+MAX_WAITING = 256  # connections without a lease; a further one pushes out another
 MAX_CONNECTIONS = 4096
 ACCEPTS_A_ROUND = 64
 SO_PEERGROUPS = 59  # missing from the socket module
@@ -196,7 +197,10 @@ class Door:
         sock.setblocking(False)
         waiting = [c for c in self._connections.values() if c.state in (State.NEW, State.GREETED)]
         if len(waiting) >= MAX_WAITING:
-            self.drop(waiting[0], "too many connections without a lease")
+            # Of the process that has most of them, so that a flood pushes out itself.
+            greediest = Counter(c.peer.pid for c in waiting).most_common(1)[0][0]
+            victim = next(c for c in waiting if c.peer.pid == greediest)
+            self.drop(victim, "too many connections without a lease")
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("a connection is refused: there are %d", len(self._connections))
             sock.close()

@@ -26,6 +26,9 @@ MAX_LOG = 8 << 20  # bytes above which a start sets the log aside
 # What runs; tests put another program here.
 PROGRAM = ("-m", "foundryd.daemon")
 
+# Meant for the engine or the service that starts a daemon, not for the daemon.
+NOT_INHERITED = ("FOUNDRYD_MODE", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
 
 @dataclass
 class Started:
@@ -50,12 +53,15 @@ def command(
     *,
     group: int | None = None,
     log_level: str = "info",
+    report_fd: int | None = None,
     program: Sequence[str] = PROGRAM,
 ) -> list[str]:
     """The command line of a daemon's process.  ``-P``: the current folder is no place to import from."""
     line = [sys.executable, "-P", *program, "--runtime-dir", os.fspath(runtime_dir), "--log-level", log_level]
     if group is not None:
         line += ["--group", str(group)]
+    if report_fd is not None:
+        line += ["--report-fd", str(report_fd)]
     return [*line, "--", *(f"{name}={path}" for name, path in parse_archives(archives))]
 
 
@@ -84,14 +90,20 @@ def start_daemon(
     runtime = RuntimeDir(runtime_dir.absolute())
     runtime.prepare(group)
     deadline = time.monotonic() + timeout
-    line = command(runtime.path, archives, group=group, log_level=log_level, program=program)
     report, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         try:
             with _open_log(runtime) as log:
-                line[line.index("--") : line.index("--")] = ["--report-fd", str(write_end)]
                 process = subprocess.Popen(
-                    line,
+                    command(
+                        runtime.path,
+                        archives,
+                        group=group,
+                        log_level=log_level,
+                        report_fd=write_end,
+                        program=program,
+                    ),
+                    env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -233,6 +233,8 @@ EventKind = Literal[
 class Event(Message, frozen=True):
     """Something happened.  Numbers have no holes within an instance, so a hole means that the client missed some."""
 
+    size_limit: ClassVar[int] = MAX_ANSWER
+
     instance: str
     number: int
     kind: EventKind

@@ -66,21 +66,18 @@ def test_the_archive_is_found_by_name_by_digest_and_alone(start, folder, tiny, j
         join(0, group="4", archive="")
 
 
-@pytest.mark.parametrize(
-    ("variant", "rank", "message"),
-    [
+def test_what_is_not_in_the_archive_is_refused_with_what_is(start, archive, join, control):
+    start(archive)
+    for variant, rank, message in (
         ("ep=16", 0, r"has the variants ep=8, ep=4,tp=2 and 'ep=16' is asked for"),
         ("nonsense", 0, r"has the variants ep=8, ep=4,tp=2 and 'nonsense' is asked for"),
         ("", 0, r"has the variants ep=8, ep=4,tp=2"),
         ("ep=8", 8, r"has the ranks 0-7 and rank 8 is asked for"),
         ("ep=8", -1, r"rank -1 is asked for"),
         ("ep=8", 1 << 63, r"is asked for"),
-    ],
-)
-def test_what_is_not_in_the_archive_is_refused_with_what_is(start, archive, join, control, variant, rank, message):
-    start(archive)
-    with pytest.raises(NotInArchiveError, match=message):
-        join(rank, variant=variant)
+    ):
+        with pytest.raises(NotInArchiveError, match=message):
+            join(rank, variant=variant)
     assert control().status().leases == []
 
 

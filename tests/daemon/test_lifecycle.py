@@ -40,8 +40,8 @@ def test_start_returns_when_every_archive_is_resident(start, folder, tiny):
 
 
 def test_ready_is_not_said_while_an_archive_is_loading(start, folder, tiny, runtime_dir, eventually):
-    with pytest.raises(DaemonError, match=r"not ready within 1 s \(it is still loading slow\)"):
-        start(tiny.write(folder / "slow.foundry", delay=30), timeout=1)
+    with pytest.raises(DaemonError, match=r"not ready within 4 s \(it is still loading slow\)"):
+        start(tiny.write(folder / "slow.foundry", delay=60), timeout=4)
     eventually(lambda: not RuntimeDir(runtime_dir).locked(), "the late daemon is ended")
 
 
