@@ -113,17 +113,17 @@ inline const Launch &launch() { return *detail::current; }
   }                                                                                                              \
   static void name(__VA_ARGS__)
 
-// A device global: visible to cuModuleGetGlobal under its own name.
-#define SOFTCUDA_GLOBAL extern "C" __attribute__((visibility("default"), used))
+// A device global, outside any namespace: visible to cuModuleGetGlobal under its own name.
+#define SOFTCUDA_GLOBAL __attribute__((visibility("default"), used))
 
 // Once in each image.
 #define SOFTCUDA_IMAGE()                                                                                         \
   extern "C" {                                                                                                   \
   extern const softcuda::KernelEntry *const __start_softcuda_kernels[] __attribute__((visibility("hidden")));    \
   extern const softcuda::KernelEntry *const __stop_softcuda_kernels[] __attribute__((visibility("hidden")));     \
-  __attribute__((visibility("default"), used)) extern const softcuda::ImageTable softcuda_image_table;           \
-  const softcuda::ImageTable softcuda_image_table = {softcuda::kImageAbi, __start_softcuda_kernels,              \
-                                                     __stop_softcuda_kernels};                                   \
+  __attribute__((visibility("default"))) extern const softcuda::ImageTable softcuda_image_table;                 \
+  __attribute__((used)) const softcuda::ImageTable softcuda_image_table = {                                      \
+      softcuda::kImageAbi, __start_softcuda_kernels, __stop_softcuda_kernels};                                   \
   }
 
 #endif  // SOFTCUDA_KERNEL_H
