@@ -75,6 +75,8 @@ def _variant(reader: ArchiveReader, variant: Variant) -> dict[str, Any]:
 def _show(report: dict[str, Any]) -> None:
     console = Console()
     head = Table(show_header=False, box=None)
+    head.add_column()
+    head.add_column(overflow="fold")
     for key in ("file", "format", "kind", "created", "writer", "content_digest", "bytes", "resident_bytes"):
         head.add_row(key.replace("_", " "), escape(str(report[key])))
     console.print(head)

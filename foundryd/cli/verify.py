@@ -77,14 +77,14 @@ def _verify(reader: ArchiveReader, machine: MachineIdentity | None, report: dict
 
 
 def _show(report: dict[str, Any]) -> None:
+    if "format" not in report:
+        return  # it could not be opened: the error says it all
     console = Console()
     table = Table(show_header=False, box=None)
     for name, key in (("archive", "file"), ("format", "format"), ("kind", "kind"), ("bytes", "bytes")):
-        if key in report:
-            table.add_row(name, escape(str(report[key])))
-    if "sections" in report:
-        whole = "every byte is as written" if report.get("digests") else "[red]damaged"
-        table.add_row("sections", f"{report['sections']}, {whole}")
+        table.add_row(name, escape(str(report[key])))
+    whole = "every byte is as written" if report.get("digests") else "[red]damaged"
+    table.add_row("sections", f"{report['sections']}, {whole}")
     if "violations" in report:
         count = len(report["violations"])
         table.add_row("structure", f"[red]{count} contradictions" if count else "sane")
