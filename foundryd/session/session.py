@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from foundryd._native import _hook
 from foundryd.archive import identity
 from foundryd.archive.reader import ArchiveReader
-from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, NotInArchiveError, UsageError
+from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, LeaseLost, NotInArchiveError, UsageError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
@@ -102,7 +103,7 @@ class Session:
         self.restored = False
         self.phases: dict[str, float] = {}
         self.plan = Plan.from_buffer(attachment.plan)
-        self._reader = ArchiveReader(attachment.archive)
+        self._reader = ArchiveReader(attachment.archive, trusted=True)
         self._variant = self._reader.index.variants[self.plan.place]
         if self.plan.world != config.world_size:
             raise UsageError(
@@ -157,8 +158,13 @@ class Session:
     @property
     def archive_memory(self) -> str:
         """Which shared memory holds the archive: equal in two processes exactly if they share one copy."""
-        memory = os.fstat(self._attachment.archive.fd)
-        return f"{memory.st_dev}:{memory.st_ino}"
+        address = np.frombuffer(self._attachment.archive, np.uint8).ctypes.data
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, _, _, device, inode, *_ = line.split(maxsplit=5)
+            first, last = (int(part, 16) for part in span.split("-"))
+            if first <= address < last:
+                return f"{device}:{inode}"
+        raise LeaseLost("the archive is not mapped any more: attach again")
 
     def close(self) -> None:
         """Destroys the restored graphs and ends the lease."""
