@@ -40,7 +40,8 @@ def prove(
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         memory = Memory(hook)
-        dead = prove_dead(memory, [_replay(n, stream) for n in natives], _differing(ours, references))
+        contents = {c.address for recording in (ours, *references) for c in recording.contents}
+        dead = prove_dead(memory, [_replay(n, stream) for n in natives], contents)
         noise = _prove_noise(hook, module_ids, ours, same, memory, stream)
     finally:
         call("cuStreamDestroy", stream)
@@ -54,17 +55,6 @@ def _replay(native: NativeGraph, stream: Any) -> Callable[[], None]:
         call("cuStreamSynchronize", stream)
 
     return run
-
-
-def _differing(ours: Recording, references: Sequence[Recording]) -> set[int]:
-    """Addresses of allocations whose content is not the same in every recording."""
-    every = [ours, *references]
-    digests: dict[int, set[bytes]] = {}
-    for recording in every:
-        for content in recording.contents:
-            digests.setdefault(content.address, set()).add(content.data.tobytes())
-    holders = {a: sum(any(c.address == a for c in r.contents) for r in every) for a in digests}
-    return {a for a, seen in digests.items() if len(seen) > 1 or holders[a] < len(every)}
 
 
 def _prove_noise(

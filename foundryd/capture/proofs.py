@@ -9,19 +9,48 @@ A proof that cannot be made is simply not made; nothing is taken for dead or noi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foundryd.capture.canonical import Graph
 from foundryd.session.arena import ARENAS
 
 # Weights are what no graph writes; they are left out of the snapshots.
 _WATCHED = tuple(ARENAS.index(a) for a in ("default", "kv", "io", "graph", "host"))
-# Two patterns, so that a value which happens to equal one of them is still seen; neither is a valid index, both are
-# finite as float32 and float16.
+# Bytes that are neither a valid index nor an address, but finite as float32 and float16; two, so that a value which
+# happens to equal one of them is still seen.
 _PATTERNS = (0x5A, 0x2D)
+
+Bytes = npt.NDArray[np.uint8]
+Mutation = Callable[[Bytes], Bytes]
+
+
+def _rotated(data: Bytes) -> Bytes:
+    """The same 4-byte words, each one place on."""
+    out = data.copy()
+    words = out[: len(out) // 4 * 4].view(np.uint32)
+    words[:] = np.roll(words, 1)
+    return out
+
+
+def _flipped(data: Bytes) -> Bytes:
+    """Every 4-byte word with its lowest bit flipped."""
+    out = data.copy()
+    out[::4] ^= 1
+    return out
+
+
+# Gentle ones first: an index or a pointer among the bytes stays one of those that were there, or is off by one.  Only
+# what none of these disturbs, in any graph, is overwritten with patterns that would send an index astray.
+_MUTATIONS: tuple[Mutation, ...] = (
+    _rotated,
+    _flipped,
+    *(lambda data, pattern=pattern: np.full(len(data), pattern, np.uint8) for pattern in _PATTERNS),  # type: ignore[misc]
+)
 
 
 class Memory:
@@ -32,10 +61,18 @@ class Memory:
         allocations = hook.allocations()
         watched = np.isin(allocations["arena"], _WATCHED) & (allocations["live"] == 1)
         self.ranges: list[tuple[int, int]] = [(int(a["address"]), int(a["bytes"])) for a in allocations[watched]]
+        live = np.sort(allocations[allocations["live"] == 1], order="address")
+        self._starts, self._ends = live["address"].copy(), live["address"] + live["bytes"]
 
     def read(self) -> dict[int, np.ndarray]:
         """Bytes of each range by address."""
         return {a: self._hook.download(a, n) for a, n in self.ranges}
+
+    def holds_addresses(self, data: Bytes) -> bool:
+        """Whether an aligned 8-byte word of ``data`` is an address in a live allocation."""
+        words = data[: len(data) // 8 * 8].view(np.uint64)
+        places = np.searchsorted(self._starts, words, side="right") - 1
+        return bool(((places >= 0) & (words < self._ends[np.maximum(places, 0)])).any()) if len(self._starts) else False
 
     def write(self, bytes_of: dict[int, np.ndarray]) -> None:
         """Puts a snapshot, or part of one, back."""
@@ -43,63 +80,58 @@ class Memory:
             self._hook.upload(address, data)
 
 
-def prove_dead(memory: Memory, replays: Iterable[Callable[[], None]], candidates: set[int]) -> set[int]:
+def prove_dead(memory: Memory, replays: Sequence[Callable[[], None]], candidates: set[int]) -> set[int]:
     """Those of ``candidates`` (addresses of ranges) whose prior bytes no replay depends on.
 
-    ``replays`` run one graph each and wait for it.
+    ``replays`` run one graph each and wait for it.  A range that seems to hold addresses of memory is not tried.
     """
     start = memory.read()
-    suspects = {a for a in candidates if a in start}
-    for replay in replays:
-        memory.write(start)
-        replay()
-        plain = memory.read()
-        suspects = _dead_for(memory, replay, start, plain, suspects)
-        if not suspects:
-            break
+    suspects = {a for a in candidates if a in start and not memory.holds_addresses(start[a])}
+    for mutation in _MUTATIONS:
+        for replay in replays:
+            if suspects:
+                memory.write(start)
+                replay()
+                suspects = _Trial(memory, replay, start, memory.read(), mutation).survivors(suspects)
     memory.write(start)
     return suspects
 
 
-def _dead_for(
-    memory: Memory,
-    replay: Callable[[], None],
-    start: dict[int, np.ndarray],
-    plain: dict[int, np.ndarray],
-    suspects: set[int],
-) -> set[int]:
-    """Halves the suspects until every group either leaves the replay alone or is a single live range."""
-    if not suspects or _unmoved(memory, replay, start, plain, suspects):
-        return suspects
-    if len(suspects) == 1:
-        return set()
-    ordered = sorted(suspects)
-    half = len(ordered) // 2
-    low, high = set(ordered[:half]), set(ordered[half:])
-    kept = _dead_for(memory, replay, start, plain, low) | _dead_for(memory, replay, start, plain, high)
-    # Ranges that are harmless alone may not be harmless together.
-    return kept if _unmoved(memory, replay, start, plain, kept) else set()
+@dataclass
+class _Trial:
+    """One graph, one mutation: which ranges may be mutated before a replay without changing what it leaves behind."""
 
+    memory: Memory
+    replay: Callable[[], None]
+    start: dict[int, Bytes]
+    plain: dict[int, Bytes]
+    mutation: Mutation
 
-def _unmoved(
-    memory: Memory,
-    replay: Callable[[], None],
-    start: dict[int, np.ndarray],
-    plain: dict[int, np.ndarray],
-    poisoned: set[int],
-) -> bool:
-    for pattern in _PATTERNS:
-        memory.write(start)
-        memory.write({a: np.full(len(start[a]), pattern, np.uint8) for a in poisoned})
-        replay()
-        for address, after in memory.read().items():
-            same = after == plain[address]
-            if address in poisoned:
-                # A byte that no replay writes keeps the poison, as it kept its old value before.
-                same |= (plain[address] == start[address]) & (after == pattern)
+    def survivors(self, suspects: set[int]) -> set[int]:
+        """Halves the suspects until every group either leaves the replay alone or is a single live range."""
+        if not suspects or self._unmoved(suspects):
+            return suspects
+        if len(suspects) == 1:
+            return set()
+        ordered = sorted(suspects)
+        half = len(ordered) // 2
+        kept = self.survivors(set(ordered[:half])) | self.survivors(set(ordered[half:]))
+        # Ranges that are harmless alone may not be harmless together.
+        return kept if self._unmoved(kept) else set()
+
+    def _unmoved(self, mutated: set[int]) -> bool:
+        changed = {a: self.mutation(self.start[a]) for a in mutated}
+        self.memory.write(self.start)
+        self.memory.write(changed)
+        self.replay()
+        for address, after in self.memory.read().items():
+            same = after == self.plain[address]
+            if address in changed:
+                # A byte that no replay writes keeps the mutation, as it kept its old value before.
+                same |= (self.plain[address] == self.start[address]) & (after == changed[address])
             if not same.all():
                 return False
-    return True
+        return True
 
 
 def prove_noise(
