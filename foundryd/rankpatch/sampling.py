@@ -116,7 +116,8 @@ def missing_ranks(mesh: Mesh, members: Sequence[int], sampled: Iterable[int]) ->
     if not sampled:
         sampled.add(members[0])
         added.append(members[0])
-    for coordinate in PREFERENCE:
+    # The rank first: its extremes are those of the axes, too.
+    for coordinate in (Coordinate.RANK, *PREFERENCE):
         values = table[list(members), coordinate]
         distinct = np.unique(values).tolist()
         capture(values, (distinct[0], distinct[-1]))
