@@ -194,8 +194,8 @@ def compute_plan(reader: ArchiveReader, variant_name: str, rank: int, *, local_s
             f"the variant {variant.name} has {mesh.world} ranks by its name, {variant.world} by its index, and lists "
             f"rank {rank}: capture again"
         )
-    rules = _array(reader, variant.rules, _rankpatch.rule_dtype)
-    tables = _array(reader, variant.tables, np.dtype(np.uint64))
+    rules = reader.array(variant.rules, _rankpatch.rule_dtype)
+    tables = reader.array(variant.tables, np.uint64)
     if not local_size and ((rules["kind"] == RuleKind.AFFINE) & (rules["coordinate"] == Coordinate.LOCAL_RANK)).any():
         raise UsageError(f"rules of {variant.name} follow the local rank: say how many ranks a node has")
     coordinates = mesh.coordinates(rank)
@@ -244,10 +244,6 @@ def _spans(ranks: list[int]) -> str:
         else:
             parts.append((rank, rank))
     return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in parts) or "none"
-
-
-def _array(reader: ArchiveReader, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return reader.array(name, dtype) if name else np.empty(0, dtype=dtype)
 
 
 def _digest(module: Module, number: int, rank: int, mesh: Mesh) -> str:

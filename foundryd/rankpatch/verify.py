@@ -78,8 +78,9 @@ def check_held_out(
     reference: RankView,
     mesh: Mesh,
     held_out: RankView,
-    fields: Sequence[Fields] | None = None,
     describe: Callable[[int, int], str] | None = None,
+    *,
+    fields: Sequence[Fields] | None = None,
 ) -> Report:
     """Compares what the rules predict for a rank with its capture, in every byte that is not noise.
 
@@ -91,8 +92,8 @@ def check_held_out(
     reference : the first of the views that they were inferred from.
     mesh : the variant's mesh.
     held_out : the capture of a rank that was not among the views.
-    fields : field boundaries of each block, as for ``infer``.
     describe : what to call the word at (block, offset) in the message.
+    fields : field boundaries of each block, as for ``infer``.
 
     Raises
     ------

@@ -121,7 +121,7 @@ def test_a_carry_beyond_the_samples_is_a_conflict() -> None:
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(-(1 << 31), 1 << 31), st.integers(3, 64), st.sampled_from([1, 2, 4]))
 def test_the_default_sample_leaves_no_hidden_carry(base: int, stride: int, world: int, narrow: int) -> None:
-    """The argument in ``affine``: at the extremes and two adjacent ranks readings agree everywhere or do not both fit."""
+    """The argument in ``affine``: with extremes and two adjacent ranks readings agree or do not both fit."""
     mesh = Mesh(ep=world)
     ranks = sample(mesh).ranks
     top = 1 << 8 * narrow

@@ -228,7 +228,7 @@ def assert_reproduced(program: Program, captured: Captured) -> None:
             assert not wrong.size, f"rank {rank}, block {number}, offset {wrong[0]} of {program.mesh}"
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(programs())
 def test_rules_from_the_default_sample_reproduce_every_rank(program: Program) -> None:
     captured = capture(program)
@@ -242,14 +242,14 @@ def test_rules_from_the_default_sample_reproduce_every_rank(program: Program) ->
         assert report.patched_words == len(captured.inference.rules) - noise == sum(report.words.values()) - noise
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(programs(smallest=6), st.data())
 def test_rules_from_any_requested_sample_reproduce_every_rank(program: Program, data: st.DataObject) -> None:
     requested = data.draw(st.lists(st.integers(0, program.mesh.world - 1), min_size=1, max_size=4))
     assert_reproduced(program, capture(program, requested))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(programs())
 def test_rules_are_sorted_disjoint_and_touch_only_what_differs(program: Program) -> None:
     rules = capture(program).inference.rules
@@ -355,7 +355,7 @@ def test_the_held_out_rank_catches_wrong_rules(mutant: str) -> None:
         )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(programs(smallest=6), st.data())
 def test_a_flipped_bit_on_the_held_out_rank_is_found_unless_it_is_noise(program: Program, data: st.DataObject) -> None:
     captured = capture(program)
@@ -370,6 +370,6 @@ def test_a_flipped_bit_on_the_held_out_rank_is_found_unless_it_is_noise(program:
     rules, tables = captured.inference.rules, captured.inference.tables
     if program.quiet()[number][at]:
         with pytest.raises(HeldOutMismatch, match=f"block {number}, "):
-            check_held_out(rules, tables, captured.views[0], program.mesh, flipped, program.fields())
+            check_held_out(rules, tables, captured.views[0], program.mesh, flipped, fields=program.fields())
     else:
-        check_held_out(rules, tables, captured.views[0], program.mesh, flipped, program.fields())
+        check_held_out(rules, tables, captured.views[0], program.mesh, flipped, fields=program.fields())
