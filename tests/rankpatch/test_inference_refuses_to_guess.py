@@ -129,6 +129,14 @@ def test_the_default_sample_leaves_no_hidden_carry(base: int, stride: int, world
     found = explain(Frame.of(mesh, range(world), ranks), np.array([[value[r] for r in ranks]], dtype=np.uint64), 0, 1)
     assert found.readable.all()
     assert not found.conflicts
+    for r in range(world):
+        got = value[0]
+        for piece in found.pieces:
+            line = int(piece.base[0]) + int(piece.stride[0]) * r
+            for byte in range(piece.width):
+                at = 8 * (piece.start + byte)
+                got = got & ~(0xFF << at) | (line >> 8 * byte & 0xFF) << at
+        assert got == value[r]
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def variant(name: str = "ep=4,tp=2", world: int = 8, ranks: list[int] | None = N
     ranks = list(range(world)) if ranks is None else ranks
     empty: dict[str, Any] = {
         "functions": [], "modules": [], "symbols": [], "templates": [], "members": [], "communicators": [],
-        "contents": [], "blocks": [], "comm_ops": "o", "allocations": "a", "rules": "r", "tables": "t", "relocations": "l",
+        "contents": [], "blocks": [], "comm_ops": "o", "allocations": "a", "rules": "r", "tables": "t",
+        "relocations": "l",
     }  # fmt: skip
     return Variant(
         name=name,
