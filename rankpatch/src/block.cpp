@@ -44,10 +44,18 @@ void apply(std::span<uint8_t> block, std::span<const fp_write> writes) {
   for (const fp_write &write : writes) {
     uint8_t *at = block.data() + write.offset;
     switch (write.width) {  // constant sizes, so that each store is one instruction
-      case 1: std::memcpy(at, &write.value, 1); break;
-      case 2: std::memcpy(at, &write.value, 2); break;
-      case 4: std::memcpy(at, &write.value, 4); break;
-      default: std::memcpy(at, &write.value, 8); break;
+      case 1:
+        std::memcpy(at, &write.value, 1);
+        break;
+      case 2:
+        std::memcpy(at, &write.value, 2);
+        break;
+      case 4:
+        std::memcpy(at, &write.value, 4);
+        break;
+      default:
+        std::memcpy(at, &write.value, 8);
+        break;
     }
   }
 }

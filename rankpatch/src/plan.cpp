@@ -7,7 +7,9 @@
 namespace rankpatch {
 namespace {
 
-bool valid_width(uint32_t width) { return width == 1 || width == 2 || width == 4 || width == 8; }
+bool valid_width(uint32_t width) {
+  return width == 1 || width == 2 || width == 4 || width == 8;
+}
 
 uint64_t truncate(uint64_t value, uint32_t width) {
   return width == 8 ? value : value & ((uint64_t{1} << (8 * width)) - 1);
@@ -20,7 +22,7 @@ uint64_t truncate(uint64_t value, uint32_t width) {
 // Where the next word may begin.  Blocks ascend, words of a block ascend and do not overlap.
 class Order {
  public:
-  Order(const char *what) : what_(what) {}
+  explicit Order(const char *what) : what_(what) {}
 
   void next(size_t index, uint32_t block, uint32_t offset, uint32_t width) {
     if (index > 0 && (block < block_ || (block == block_ && offset < end_))) {
@@ -81,9 +83,9 @@ void check_writes(std::span<const fp_write> writes) {
     if (!valid_width(write.width)) refuse("write", i, "has a width of " + std::to_string(write.width) + " bytes");
     if (write.reserved != 0) refuse("write", i, "has its reserved word set");
     if (truncate(write.value, write.width) != write.value) {
-      refuse("write", i,
-             "has the value " + std::to_string(write.value) + ", too large for " + std::to_string(write.width) +
-                 " bytes");
+      refuse(
+          "write", i,
+          "has the value " + std::to_string(write.value) + ", too large for " + std::to_string(write.width) + " bytes");
     }
     order.next(i, write.block, write.offset, write.width);
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd._native import _rankpatch
@@ -59,6 +59,7 @@ def as_tuples(writes: np.ndarray) -> list[tuple[int, int, int, int]]:
     return [(b, o, w, v) for b, o, w, _, v in writes.tolist()]
 
 
+@settings(deadline=None)
 @given(rules())
 def test_a_plan_is_what_the_rules_say(made: tuple[np.ndarray, np.ndarray]) -> None:
     writes = _rankpatch.plan(*made, COORDINATES, WORLD)
@@ -67,6 +68,7 @@ def test_a_plan_is_what_the_rules_say(made: tuple[np.ndarray, np.ndarray]) -> No
     _rankpatch.check_rules(made[0], len(made[1]), WORLD)
 
 
+@settings(deadline=None)
 @given(rules(), st.data())
 def test_applying_stores_exactly_the_words(made: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
     every = _rankpatch.plan(*made, COORDINATES, WORLD)
@@ -189,6 +191,7 @@ def test_a_read_only_block_is_refused() -> None:
     assert not content.any()
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_expanding_gives_each_member(data: st.DataObject) -> None:
     words = data.draw(st.integers(1, 40))
@@ -231,6 +234,7 @@ def test_columns_that_do_not_fit_are_refused(
         )
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_differences_are_found_by_the_word(data: st.DataObject) -> None:
     # Longer than the step in which equal bytes are skipped, and rarely a multiple of a word.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd.errors import UnexplainedWord, UsageError
@@ -30,6 +30,7 @@ def views(word: Callable[[int], int], ranks: tuple[int, ...] = (0, 1, 2, 3, 7), 
     return [view(rank, word(rank), width=width) for rank in ranks]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=5, max_size=5), st.sampled_from([4, 8]))
 def test_an_unexplainable_word_is_named_with_its_values(values: list[int], width: int) -> None:
     by_rank = dict(zip((0, 1, 2, 3, 7), values, strict=True))
@@ -119,6 +120,7 @@ def test_a_carry_beyond_the_samples_is_a_conflict() -> None:
     assert [(p.start, p.width) for p in found.pieces] == [(0, 4)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, (1 << 64) - 1), st.integers(-(1 << 31), 1 << 31), st.integers(3, 64), st.sampled_from([1, 2, 4]))
 def test_the_default_sample_leaves_no_hidden_carry(base: int, stride: int, world: int, narrow: int) -> None:
     """The argument in ``affine``: with extremes and two adjacent ranks readings agree or do not both fit."""

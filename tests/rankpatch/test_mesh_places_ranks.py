@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd.errors import UsageError
@@ -22,11 +22,13 @@ def meshes(draw: st.DrawFn) -> Mesh:
     return Mesh(**sizes, ep_spans=spans, local_size=draw(st.integers(0, 9)))
 
 
+@settings(deadline=None)
 @given(meshes())
 def test_text_and_mesh_are_the_same_thing(mesh: Mesh) -> None:
     assert Mesh.parse(str(mesh), local_size=mesh.local_size) == mesh
 
 
+@settings(deadline=None)
 @given(meshes())
 def test_ranks_enumerate_the_axes_with_tp_fastest(mesh: Mesh) -> None:
     for rank, place in enumerate(product(*(range(getattr(mesh, axis)) for axis in AXES))):
@@ -41,6 +43,7 @@ def test_ranks_enumerate_the_axes_with_tp_fastest(mesh: Mesh) -> None:
     assert rank == mesh.world - 1
 
 
+@settings(deadline=None)
 @given(meshes(), st.data())
 def test_a_group_has_the_ranks_that_share_all_other_places(mesh: Mesh, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world - 1))
@@ -53,6 +56,7 @@ def test_a_group_has_the_ranks_that_share_all_other_places(mesh: Mesh, data: st.
     assert all(mesh.group(other, axes) == group for other in group)
 
 
+@settings(deadline=None)
 @given(meshes(), st.data())
 def test_the_axes_of_a_group_are_found_again(mesh: Mesh, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world - 1))

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd._native import _rankpatch
@@ -116,6 +116,7 @@ def test_an_empty_plan(good: Archive) -> None:
     assert not len(plan.writes)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_truncated_and_extended_bytes_are_refused(good: Archive, data: st.DataObject) -> None:
     whole = compute_plan(good, "ep=4,tp=2", 5).to_bytes()
@@ -127,6 +128,7 @@ def test_truncated_and_extended_bytes_are_refused(good: Archive, data: st.DataOb
             Plan.from_buffer(bad)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_flipped_bytes_are_refused_or_read_as_something_valid(good: Archive, data: st.DataObject) -> None:
     whole = bytearray(compute_plan(good, "ep=4,tp=2", 5).to_bytes())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd.errors import UsageError
@@ -44,6 +44,7 @@ def test_meshes_of_eight_need_no_more_than_the_default(text: str) -> None:
     assert sample(Mesh.parse(text)).ranks == (0, 1, 2, 3, 7)
 
 
+@settings(deadline=None)
 @given(meshes(), st.data())
 def test_every_sample_holds_the_extremes_of_every_coordinate(mesh: Mesh, data: st.DataObject) -> None:
     requested = data.draw(st.one_of(st.none(), st.lists(st.integers(0, mesh.world - 1), max_size=4)))
@@ -65,6 +66,7 @@ def test_every_sample_holds_the_extremes_of_every_coordinate(mesh: Mesh, data: s
     assert not missing_ranks(mesh, every, ranks)
 
 
+@settings(deadline=None)
 @given(meshes(), st.data())
 def test_an_extended_sample_keeps_a_held_out_rank_while_there_is_one(mesh: Mesh, data: st.DataObject) -> None:
     sampling = sample(mesh)
@@ -75,6 +77,7 @@ def test_an_extended_sample_keeps_a_held_out_rank_while_there_is_one(mesh: Mesh,
     assert extended.held_out not in extended.ranks
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=6))
 def test_shared_factors_of_two(values: list[int]) -> None:
     differences = [abs(a - b) for a in values for b in values if a != b]
@@ -119,6 +122,7 @@ def classes_of(mesh: Mesh, key: Callable[[int], Hashable]) -> tuple[tuple[int, .
     return tuple(sorted(tuple(ranks) for ranks in by_key.values()))
 
 
+@settings(deadline=None)
 @given(meshes(), st.sampled_from([Coordinate.TP, Coordinate.EP, Coordinate.DP, Coordinate.PP, Coordinate.RANK]))
 def test_a_first_and_a_last_shard_are_found(mesh: Mesh, coordinate: Coordinate) -> None:
     values = coordinate_table(mesh)[:, coordinate]
