@@ -19,7 +19,9 @@ void get_last_error(fdy_error *out) {
   if (out) *out = last_error();
 }
 
-void free_buffer(fdy_buffer *buffer) { release_buffer(buffer); }
+void free_buffer(fdy_buffer *buffer) {
+  release_buffer(buffer);
+}
 
 int report(fdy_report *out) {
   return guard_api([&] {

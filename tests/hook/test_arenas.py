@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 BASE = 0x600000000000
@@ -55,8 +56,10 @@ def test_addresses_do_not_depend_on_the_process(hooked: Any) -> None:
     recorded = first[0]
     assert [(r[0], r[1]) for r in recorded] == sorted((r[0], r[1]) for r in recorded)
     live = sorted((r[2], r[2] + r[3]) for r in recorded if r[4])
-    assert all(a[1] <= b[0] for a, b in zip(live, live[1:], strict=False))
-    assert all(address % 512 == 0 and (size <= 1 << 20 or address % GRANULE == 0) for _, _, address, size, _ in recorded)
+    assert all(a[1] <= b[0] for a, b in pairwise(live))
+    assert all(
+        address % 512 == 0 and (size <= 1 << 20 or address % GRANULE == 0) for _, _, address, size, _ in recorded
+    )
 
 
 def test_the_choice_of_an_arena_nests_and_belongs_to_the_thread(hooked: Any) -> None:
@@ -137,15 +140,17 @@ def test_queries_report_the_allocation_and_not_the_mapping(hooked: Any) -> None:
         soft.start()
         first, second, large = soft.malloc(100), soft.malloc(3000), soft.malloc(3 << 20)
         A = cu.CUpointer_attribute
-        wanted = (A.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, A.CU_POINTER_ATTRIBUTE_RANGE_SIZE, A.CU_POINTER_ATTRIBUTE_BUFFER_ID)
+        names = ("RANGE_START_ADDR", "RANGE_SIZE", "BUFFER_ID")
+        wanted = [getattr(A, "CU_POINTER_ATTRIBUTE_" + name) for name in names]
         out = []
         for base, inside in ((first, first + 99), (second, second + 7), (large, large + (3 << 20) - 1)):
             one = [int(soft.ok(cu.cuPointerGetAttribute(w, inside))) for w in wanted]
-            several = [int(v) for v in soft.ok(cu.cuPointerGetAttributes(3, list(wanted), inside))]
+            several = [int(v) for v in soft.ok(cu.cuPointerGetAttributes(3, wanted, inside))]
             address, size = soft.ok(cu.cuMemGetAddressRange(inside))
             kind = int(soft.ok(cu.cuPointerGetAttribute(A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, inside)))
             out.append([base, one, several, [int(address), size], kind])
-        gone = [r[0].name for r in (cu.cuMemGetAddressRange(first + 100), cu.cuPointerGetAttribute(wanted[0], first + 100))]
+        past = first + 100
+        gone = [r[0].name for r in (cu.cuMemGetAddressRange(past), cu.cuPointerGetAttribute(wanted[0], past))]
         soft.free(first)
         gone.append(cu.cuMemGetAddressRange(first)[0].name)
         fdy.answer([out, gone])
@@ -307,8 +312,9 @@ def test_base_and_stride_come_from_the_environment(hooked: Any) -> None:
     soft.start()
     with fdy.arena(fdy.KV):
         code, address = soft.cu.cuMemAlloc(4096)
-    report = fdy.report()
-    fdy.answer([code.name, address and int(address), report.arena_base, report.arena_stride, report.contexts, report.engine.allocations])
+    r = fdy.report()
+    counts = [r.contexts, r.engine.allocations]
+    fdy.answer([code.name, address and int(address), r.arena_base, r.arena_stride, *counts])
     """
     env = {"FOUNDRYD_ARENA_BASE": "0x500000000000", "FOUNDRYD_ARENA_STRIDE": str(1 << 30)}
     seen = hooked.python(source, "capture", env=env)
@@ -357,4 +363,4 @@ def test_threads_share_the_arena(hooked: Any) -> None:
     assert [r[1] for r in recorded] == list(range(1600))
     live = sorted((r[2], r[2] + r[3]) for r in recorded if r[4])
     assert len(live) == 400
-    assert all(a[1] <= b[0] for a, b in zip(live, live[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(live))

@@ -6,15 +6,21 @@
 namespace foundryd {
 
 namespace modules {
-__attribute__((weak)) std::span<const Row> rows() { return {}; }
+__attribute__((weak)) std::span<const Row> rows() {
+  return {};
+}
 __attribute__((weak)) void fill(fdy_hook &) {}
 }  // namespace modules
 namespace graphs {
-__attribute__((weak)) std::span<const Row> rows() { return {}; }
+__attribute__((weak)) std::span<const Row> rows() {
+  return {};
+}
 __attribute__((weak)) void fill(fdy_hook &) {}
 }  // namespace graphs
 namespace comm {
-__attribute__((weak)) std::span<const Row> rows() { return {}; }
+__attribute__((weak)) std::span<const Row> rows() {
+  return {};
+}
 __attribute__((weak)) void fill(fdy_hook &) {}
 }  // namespace comm
 
