@@ -201,18 +201,14 @@ def test_pitched_memory_lies_in_the_arena(hooked: Any) -> None:
     assert (address, pitch, size) == (BASE, 1024, 7 * 1024)
 
 
-def test_managed_memory_stays_with_the_driver(hooked: Any) -> None:
-    address = hooked.python(
-        """
-        import fdyhook as fdy, soft
-        soft.start()
-        address = soft.ok(soft.cu.cuMemAllocManaged(4096, 1))
-        soft.free(address)
-        fdy.answer(int(address))
-        """,
-        "capture",
-    )
-    assert not BASE <= address < BASE + 6 * STRIDE
+def test_managed_memory_is_the_drivers_affair(hooked: Any) -> None:
+    source = """
+    import fdyhook as fdy, soft
+    soft.start()
+    code, address = soft.cu.cuMemAllocManaged(4096, 1)
+    fdy.answer([code.name, 0x600000000000 <= int(address or 0) < 0x618000000000])
+    """
+    assert hooked.python(source, "capture") == hooked.python(source, None)
 
 
 def test_memory_freed_on_a_stream_is_not_given_out_before_the_stream_is_there(hooked: Any) -> None:
@@ -279,6 +275,30 @@ def test_memory_allocated_under_capture_comes_from_the_graph_arena_without_a_nod
         assert outside == "CUDA_ERROR_INVALID_VALUE"
         assert nodes == 0
         assert [r[4] for r in recorded] == [1, 1, 1]
+
+
+def test_a_free_during_a_capture_waits_for_its_end_and_does_not_disturb_it(hooked: Any) -> None:
+    """Freeing means waiting for the device, which no capture survives."""
+    during, after, again = hooked.python(
+        """
+        import fdyhook as fdy, soft
+        cu = soft.cu
+        soft.start()
+        stream = soft.ok(cu.cuStreamCreate(1))
+        small, large = soft.malloc(4096), soft.malloc(3 << 20)
+        soft.ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(0)))
+        soft.free(small), soft.free(large)
+        during = [soft.malloc(4096) == small, soft.malloc(3 << 20) == large, cu.cuMemFree(small)[0].name]
+        soft.ok(cu.cuGraphDestroy(soft.ok(cu.cuStreamEndCapture(stream))))
+        memory = soft.free_memory()
+        after = [soft.malloc(4096) == small, soft.malloc(4 << 20) == large]
+        fdy.answer([during, after, memory == soft.free_memory()])
+        """,
+        "capture",
+    )
+    assert during == [False, False, "CUDA_ERROR_INVALID_VALUE"]
+    assert after == [True, True]
+    assert again  # 4 MiB came, 4 MiB went
 
 
 def test_an_address_that_is_taken_stops_a_capture_with_a_reason(hooked: Any) -> None:

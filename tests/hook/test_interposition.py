@@ -262,15 +262,14 @@ int main(void) {
 WRAPPER = (
     PROLOGUE
     + """
-int calls_managed, calls_alloc;
-typedef int (*managed_fn)(ptr *, size_t, unsigned);
+int calls_retain, calls_alloc;
 static void *next(const char *name) {
   const char *how = getenv("WRAPPER_FINDS_BY");
   return dlsym(how && !strcmp(how, "handle") ? dlopen("libcuda.so.1", RTLD_NOW) : RTLD_NEXT, name);
 }
-int cuMemAllocManaged(ptr *a, size_t n, unsigned flags) {
-  ++calls_managed;
-  return ((managed_fn)next("cuMemAllocManaged"))(a, n, flags);
+int cuDevicePrimaryCtxRetain(void **c, int d) {
+  ++calls_retain;
+  return ((retain_fn)next("cuDevicePrimaryCtxRetain"))(c, d);
 }
 int cuMemAlloc_v2(ptr *a, size_t n) { ++calls_alloc; return ((alloc_fn)next("cuMemAlloc_v2"))(a, n); }
 const char *next_object(void) { return object_of(dlsym(RTLD_NEXT, "cuMemAlloc_v2")); }
@@ -281,14 +280,14 @@ WRAPPED = (
     PROLOGUE
     + """
 int cuInit(unsigned); int cuDevicePrimaryCtxRetain(void **, int); int cuCtxSetCurrent(void *);
-int cuMemAllocManaged(ptr *, size_t, unsigned); int cuMemAlloc_v2(ptr *, size_t);
-extern int calls_managed, calls_alloc;
+int cuMemAlloc_v2(ptr *, size_t);
+extern int calls_retain, calls_alloc;
 const char *next_object(void);
 int main(void) {
-  void *context; ptr a, b;
+  void *context; ptr a;
   CHECK(cuInit(0)); CHECK(cuDevicePrimaryCtxRetain(&context, 0)); CHECK(cuCtxSetCurrent(context));
-  CHECK(cuMemAllocManaged(&a, 4096, 1)); CHECK(cuMemAlloc_v2(&b, 4096));
-  printf("%d %d %s\\n", calls_managed, calls_alloc, next_object());
+  CHECK(cuMemAlloc_v2(&a, 4096));
+  printf("%d %d %s\\n", calls_retain, calls_alloc, next_object());
 }
 """
 )
