@@ -19,7 +19,9 @@ void get_last_error(fdy_error *out) {
   if (out) *out = last_error();
 }
 
-void free_buffer(fdy_buffer *buffer) { release_buffer(buffer); }
+void free_buffer(fdy_buffer *buffer) {
+  release_buffer(buffer);
+}
 
 int report(fdy_report *out) {
   return guard_api([&] {
@@ -36,38 +38,6 @@ int report(fdy_report *out) {
   });
 }
 
-// Stands where a concept that this build does not have would be.
-template <class... P>
-int missing(P...) {
-  return fail(Error(FDY_ERROR_STATE, "this build of the hook lacks the function: build every part of it"));
-}
-
-template <class... P>
-void or_missing(int (*&entry)(P...)) {
-  if (!entry) entry = missing<P...>;
-}
-
-void ignore_graph(fdy_graph *) {}
-
-void complete(fdy_hook &table) {
-  or_missing(table.modules);
-  or_missing(table.module_image);
-  or_missing(table.functions);
-  or_missing(table.changed_globals);
-  or_missing(table.module_globals);
-  or_missing(table.load_module);
-  or_missing(table.global_address);
-  or_missing(table.load_function);
-  or_missing(table.read_graph);
-  or_missing(table.build_graph);
-  or_missing(table.destroy_graph);
-  or_missing(table.comm_declare);
-  or_missing(table.communicators);
-  or_missing(table.comm_ops);
-  or_missing(table.comm_reissue);
-  if (!table.free_graph) table.free_graph = ignore_graph;
-}
-
 fdy_hook make_table() {
   fdy_hook table{};
   table.abi = FDY_HOOK_ABI;
@@ -79,7 +49,6 @@ fdy_hook make_table() {
   modules::fill(table);
   graphs::fill(table);
   comm::fill(table);
-  complete(table);
   return table;
 }
 

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,7 +93,8 @@ def test_the_same_allocations_get_the_recorded_addresses(hooked: Any, recorded: 
 def test_other_arenas_stay_above_what_was_recorded(hooked: Any, recorded: list[list[int]]) -> None:
     """A workspace of some library may come at any time, in any size."""
     before = SETUP.index(["free", 3])
-    steps = [*SETUP[:before], ["alloc", DEFAULT, 64], ["alloc", GRAPH, 64], ["alloc", DEFAULT, 9 << 20], *SETUP[before:]]
+    workspaces = [["alloc", DEFAULT, 64], ["alloc", GRAPH, 64], ["alloc", DEFAULT, 9 << 20]]
+    steps = [*SETUP[:before], *workspaces, *SETUP[before:]]
     made, divergence = hooked.python(RESTORE, "restore", given=[recorded, steps])
     assert divergence[0] == "none"
     assert made[:before] + made[before + 3 :] == _addresses(recorded, SETUP)
@@ -399,7 +400,7 @@ def test_nothing_is_ever_given_out_inside_a_held_range(
     shifted = [["free", s[1] + offset] if s[0] == "free" else s for s in warm_up]
     recorded = recorder.ask(RANDOM_RECORD, program + shifted)
     held = [(r[2], r[2] + r[3]) for r in recorded if r[4]]
-    assert all(a[1] <= b[0] for a, b in zip(sorted(held), sorted(held)[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(sorted(held)))
 
     # The engine repeats its own steps in the arenas that go by ordinal, and something else in the others.
     counts, kept, steps = 0, {}, []

@@ -93,9 +93,11 @@ typedef struct fdy_hook {
   int (*arena_pop)(void);
   // RESTORE only, before the first context.
   int (*set_layout)(const fdy_layout *layout);
-  // Every allocation of every arena so far, as fdy_allocation[].
+  // Every allocation of every arena so far, as fdy_allocation[], by arena and ordinal.  After map_held nothing is added.
   int (*allocations)(fdy_buffer *out);
-  // Compares the sequences of weights, kv and io with the layout.  `out->kind` is NONE if they agree.
+  // Compares the sequences of weights, kv and io with the layout, as they are now.  `out->kind` is NONE if they agree.
+  // MISSING means a recorded allocation that is live in the recording; those that it had freed need not be made.  Of
+  // the host arena only SIZE is reported: map_held makes what this process did not, and more disturbs nothing.
   int (*divergence)(fdy_divergence *out);
   // Maps every held range that the engine did not allocate itself; zero-filled.
   int (*map_held)(void);

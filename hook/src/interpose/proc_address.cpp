@@ -22,7 +22,8 @@ template <class Visit>
 void for_rows_named(const char *name, Visit &&visit) {
   for (auto rows : all_rows())
     for (const Row &row : rows)
-      if (row.library == Library::driver && (!std::strcmp(row.name, name) || !std::strcmp(row.symbol, name))) visit(row);
+      if (row.library == Library::driver && (!std::strcmp(row.name, name) || !std::strcmp(row.symbol, name)))
+        visit(row);
 }
 
 // The symbol that starts exactly at an address, or nullptr.
@@ -77,9 +78,8 @@ CUresult get(const char *name, void **function, int version, cuuint64_t flags, A
 using foundryd::interpose::get;
 
 FDY_OVERRIDE CUresult CUDAAPI cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
-  return get(name, function, version, flags, [&](void **into, int at_version) {
-    return FDY_NEXT(cuGetProcAddress, name, into, at_version, flags);
-  });
+  return get(name, function, version, flags,
+             [&](void **into, int at_version) { return FDY_NEXT(cuGetProcAddress, name, into, at_version, flags); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,

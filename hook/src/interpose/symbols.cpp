@@ -61,7 +61,7 @@ Route route(Real real, void *handle, const char *name, const void *caller, Versi
   const Row *row = row_of_symbol(name);
   if (!row) return untouched;
   if (handle == RTLD_DEFAULT) {
-    if (available(*row, caller)) return untouched;  // finds the hook's export in the caller's scope
+    if (available(*row, caller)) return untouched;        // finds the hook's export in the caller's scope
     return {nullptr, real(RTLD_NEXT, name, version...)};  // finds nothing, and leaves the reason for dlerror
   }
   void *found = real(handle, name, version...);
@@ -73,12 +73,13 @@ Route route(Real real, void *handle, const char *name, const void *caller, Versi
 }  // namespace
 
 extern "C" __attribute__((visibility("hidden"))) Route fdy_route_dlsym(void *handle, const char *name,
-                                                                     const void *caller) noexcept {
+                                                                       const void *caller) noexcept {
   return route(real_dlsym(), handle, name, caller);
 }
 
 extern "C" __attribute__((visibility("hidden"))) Route fdy_route_dlvsym(void *handle, const char *name,
-                                                                      const char *version, const void *caller) noexcept {
+                                                                        const char *version,
+                                                                        const void *caller) noexcept {
   return route(real_dlvsym(), handle, name, caller, version);
 }
 

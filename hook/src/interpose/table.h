@@ -57,7 +57,9 @@ class Next {
   std::atomic<void *> address_{nullptr};
 };
 
-constexpr Library library_of(const char *symbol) { return symbol[0] == 'n' ? Library::nccl : Library::driver; }
+constexpr Library library_of(const char *symbol) {
+  return symbol[0] == 'n' ? Library::nccl : Library::driver;
+}
 
 template <Name name>
 inline constinit Next next{name.text, library_of(name.text)};
@@ -88,8 +90,9 @@ template <Name name, class R, class... P>
   // Another interposer behind the hook that asks the driver for its functions gets overrides, and calls them from
   // inside the call that the hook passed on to it: the second time the driver itself is meant.
   const bool again = library_of(name.text) == Library::driver && driver::inside();
-  auto function = reinterpret_cast<R (*)(P...)>(again ? driver::entry<name>()
-                                                      : next<name>.find(__builtin_return_address(0)));
+  void *found = again ? driver::entry<name>() : next<name>.known();
+  if (!found) found = next<name>.find(__builtin_return_address(0));
+  auto function = reinterpret_cast<R (*)(P...)>(found);
   if (!function) return missing_function<R>();
   if constexpr (library_of(name.text) == Library::driver) {
     driver::Inside guard;
@@ -109,10 +112,10 @@ std::span<const std::span<const Row>> all_rows() noexcept;
 #define FDY_NEXT(symbol, ...) \
   (::foundryd::call_next<#symbol>(static_cast<decltype(&::symbol)>(nullptr) __VA_OPT__(, ) __VA_ARGS__))
 
-#define FDY_ROW_(name, symbol, since, streams)                                            \
-  ::foundryd::Row {                                                                       \
-    name, #symbol, since, ::foundryd::Streams::streams, ::foundryd::library_of(#symbol),  \
-        reinterpret_cast<void *>(&::symbol), &::foundryd::next<#symbol>                   \
+#define FDY_ROW_(name, symbol, since, streams)                                           \
+  ::foundryd::Row {                                                                      \
+    name, #symbol, since, ::foundryd::Streams::streams, ::foundryd::library_of(#symbol), \
+        reinterpret_cast<void *>(&::symbol), &::foundryd::next<#symbol>                  \
   }
 #define FDY_ROW(name, symbol, since) FDY_ROW_(name, symbol, since, none)
 #define FDY_ROW_LEGACY_STREAM(name, symbol, since) FDY_ROW_(name, symbol, since, legacy)

@@ -22,7 +22,8 @@ void push_arena(uint32_t arena) {
   if (arena >= FDY_ARENA_COUNT)
     throw Error(FDY_ERROR_INVALID, "there is no arena %u, only 0 to %d: see fdy_arena", arena, FDY_ARENA_COUNT - 1);
   if (selection.depth == kDepth)
-    throw Error(FDY_ERROR_INVALID, "arenas are selected %d deep on this thread, the most there can be: pop some", kDepth);
+    throw Error(FDY_ERROR_INVALID, "arenas are selected %d deep on this thread, the most there can be: pop some",
+                kDepth);
   selection.arenas[selection.depth++] = static_cast<uint8_t>(arena);
 }
 
@@ -53,9 +54,13 @@ bool is_live_arena_range(uint64_t address, uint64_t bytes) noexcept {
   return place && bytes <= place->bytes - place->offset;
 }
 
-bool in_arena_space(uint64_t address) noexcept { return Arenas::instance().contains(address); }
+bool in_arena_space(uint64_t address) noexcept {
+  return Arenas::instance().contains(address);
+}
 
-bool touches_managed(uint64_t address, uint64_t bytes) noexcept { return managed::touches(address, bytes); }
+bool touches_managed(uint64_t address, uint64_t bytes) noexcept {
+  return managed::touches(address, bytes);
+}
 
 CurrentContext::CurrentContext() {
   CUcontext current = nullptr;

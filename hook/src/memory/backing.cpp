@@ -33,18 +33,23 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
 
 }  // namespace
 
-uint64_t Space::device_bytes() const { return FDY_ARENA_HOST * stride; }
-uint64_t Space::bytes() const { return FDY_ARENA_COUNT * stride; }
+uint64_t Space::device_bytes() const {
+  return FDY_ARENA_HOST * stride;
+}
+uint64_t Space::bytes() const {
+  return FDY_ARENA_COUNT * stride;
+}
 
 void check_space(const Space &space) {
   constexpr uint64_t kUserSpace = 1ull << 47;
   if (space.base == 0 || space.base % kGranule || space.stride == 0 || space.stride % kGranule ||
       space.stride > kUserSpace / FDY_ARENA_COUNT || space.base > kUserSpace - space.bytes())
-    throw Error(FDY_ERROR_INVALID,
-                "arenas of 0x%llx bytes at 0x%llx do not fit: both must be multiples of 0x%llx, and six arenas end below "
-                "0x%llx",
-                static_cast<Long>(space.stride), static_cast<Long>(space.base), static_cast<Long>(kGranule),
-                static_cast<Long>(kUserSpace));
+    throw Error(
+        FDY_ERROR_INVALID,
+        "arenas of 0x%llx bytes at 0x%llx do not fit: both must be multiples of 0x%llx, and six arenas end below "
+        "0x%llx",
+        static_cast<Long>(space.stride), static_cast<Long>(space.base), static_cast<Long>(kGranule),
+        static_cast<Long>(kUserSpace));
 }
 
 Space space_from_environment() {
@@ -66,8 +71,8 @@ void Backing::reserve(const Space &space) {
                 static_cast<Long>(got), static_cast<int>(result), static_cast<Long>(space.base));
   }
   void *const wanted = reinterpret_cast<void *>(space.begin_of(FDY_ARENA_HOST));
-  void *const host = mmap(wanted, space.stride, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void *const host =
+      mmap(wanted, space.stride, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (host != wanted) {
     const int reason = host == MAP_FAILED ? errno : 0;
     if (host != MAP_FAILED) munmap(host, space.stride);
@@ -92,13 +97,16 @@ void Backing::bind(CUdevice device) {
   size_t granularity = 0;
   FDY_CU(cuMemGetAllocationGranularity, &granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   if (granularity == 0 || kGranule % granularity)
-    throw Error(FDY_ERROR_UNSUPPORTED, "device %d maps memory in units of %zu bytes, which do not divide the arenas' %llu",
-                device, granularity, static_cast<Long>(kGranule));
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "device %d maps memory in units of %zu bytes, which do not divide the arenas' %llu", device,
+                granularity, static_cast<Long>(kGranule));
   properties_ = properties;
   device_ = device;
 }
 
-void Backing::map(Extent extent) { on_host(extent) ? map_host(extent) : map_device(extent); }
+void Backing::map(Extent extent) {
+  on_host(extent) ? map_host(extent) : map_device(extent);
+}
 
 void Backing::map_device(Extent extent) {
   RelaxedCapture relaxed;
@@ -123,8 +131,8 @@ void Backing::map_host(Extent extent) {
   if (mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
     throw Error(FDY_ERROR_MEMORY, "%llu bytes of host memory could not be mapped at %p: %s",
                 static_cast<Long>(extent.bytes), at, std::strerror(errno));
-  const CUresult result = FDY_CU_RESULT(cuMemHostRegister_v2, at, extent.bytes,
-                                        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  const CUresult result =
+      FDY_CU_RESULT(cuMemHostRegister_v2, at, extent.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   if (result != CUDA_SUCCESS) {
     mmap(at, extent.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     throw Error::driver(result, "cuMemHostRegister_v2");

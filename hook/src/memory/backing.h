@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies behind the arenas' addresses: one reservation of device address space, the host arena's range behind it, and
-// memory mapped into both.
+// What lies behind the arenas' addresses: one reservation of device address space, the host arena's range behind it,
+// and memory mapped into both.
 #ifndef FOUNDRYD_HOOK_MEMORY_BACKING_H
 #define FOUNDRYD_HOOK_MEMORY_BACKING_H
 

@@ -43,6 +43,7 @@ FDY_OVERRIDE CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreatePara
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   if (!overriding()) return FDY_NEXT(cuMemAlloc_v2, address, bytes);
+  FDY_OWNER_OF_CALL();
   return guard_driver([&] {
     if (!address || bytes == 0 || !for_arenas()) return counted(FDY_NEXT(cuMemAlloc_v2, address, bytes));
     *address = Arenas::instance().allocate(selected_arena(), bytes);
@@ -53,6 +54,7 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                                                  unsigned int element_bytes) {
   if (!overriding()) return FDY_NEXT(cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+  FDY_OWNER_OF_CALL();
   return guard_driver([&] {
     const bool valid = address && pitch && width && height &&
                        (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
@@ -78,6 +80,7 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags) {
   if (!overriding()) return FDY_NEXT(cuMemAllocManaged, address, bytes, flags);
+  FDY_OWNER_OF_CALL();
   return guard_driver([&] {
     const CUresult result = counted(FDY_NEXT(cuMemAllocManaged, address, bytes, flags));
     if (result == CUDA_SUCCESS) managed::add(*address, bytes);

@@ -67,10 +67,11 @@ void Arenas::set_layout(const fdy_layout &layout) {
   check_layout(sequences, space);
   std::lock_guard guard(lock_);
   if (state_ != State::unreserved || contexts() != 0)
-    throw Error(FDY_ERROR_STATE,
-                "the layout comes after the process's first CUDA context (%u so far), when addresses are already given: "
-                "attach before anything uses the GPU",
-                contexts());
+    throw Error(
+        FDY_ERROR_STATE,
+        "the layout comes after the process's first CUDA context (%u so far), when addresses are already given: "
+        "attach before anything uses the GPU",
+        contexts());
   layout_ = std::move(sequences);
   layout_space_ = space;
 }
@@ -101,10 +102,11 @@ void Arenas::map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, ui
     if (present != arena.live.end() && present->second.bytes == one.bytes) continue;  // the engine's, or held already
     const auto placed = arena.placement.place_at(one.address, one.bytes);
     if (!placed)
-      throw Error(FDY_ERROR_DIVERGED,
-                  "the recorded allocation %u of arena %u (%llu bytes at 0x%llx) lies over one that this process has and "
-                  "the recording had freed: free it before restoring",
-                  one.ordinal, one.arena, static_cast<Long>(one.bytes), static_cast<Long>(one.address));
+      throw Error(
+          FDY_ERROR_DIVERGED,
+          "the recorded allocation %u of arena %u (%llu bytes at 0x%llx) lies over one that this process has and "
+          "the recording had freed: free it before restoring",
+          one.ordinal, one.arena, static_cast<Long>(one.bytes), static_cast<Long>(one.address));
     if (placed->map) {
       try {
         backing_.map(*placed->map);

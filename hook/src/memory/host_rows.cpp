@@ -26,12 +26,15 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemHostAlloc(void **address, size_t bytes, unsig
   // Flags the driver does not know, it refuses.  Write-combining is a hint that registered memory does not have.
   constexpr unsigned int kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if (!overriding() || (flags & ~kKnown)) return real();
+  FDY_OWNER_OF_CALL();
   return allocate(address, bytes, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocHost_v2(void **address, size_t bytes) {
   const auto real = [&] { return FDY_NEXT(cuMemAllocHost_v2, address, bytes); };
-  return overriding() ? allocate(address, bytes, real) : real();
+  if (!overriding()) return real();
+  FDY_OWNER_OF_CALL();
+  return allocate(address, bytes, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemFreeHost(void *address) {

@@ -19,7 +19,7 @@ struct Ranges {
 
 Ranges &ranges() {
   // Never destroyed, as the arenas are not.
-  static Ranges &made = [] () -> Ranges & {
+  static Ranges &made = []() -> Ranges & {
     alignas(Ranges) static unsigned char storage[sizeof(Ranges)];
     auto *at = new (storage) Ranges;
     pthread_atfork(nullptr, nullptr, [] { new (&ranges().lock) std::mutex; });

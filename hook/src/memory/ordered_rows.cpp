@@ -50,24 +50,32 @@ CUresult release(CUdeviceptr address, CUstream stream, Zero zero, Real &&real) {
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
   const auto real = [&] { return FDY_NEXT(cuMemAllocAsync, address, bytes, stream); };
-  return overriding() ? allocate(address, bytes, stream, Zero::legacy, real) : real();
+  if (!overriding()) return real();
+  FDY_OWNER_OF_CALL();
+  return allocate(address, bytes, stream, Zero::legacy, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream) {
   const auto real = [&] { return FDY_NEXT(cuMemAllocAsync_ptsz, address, bytes, stream); };
-  return overriding() ? allocate(address, bytes, stream, Zero::per_thread, real) : real();
+  if (!overriding()) return real();
+  FDY_OWNER_OF_CALL();
+  return allocate(address, bytes, stream, Zero::per_thread, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                                       CUstream stream) {
   const auto real = [&] { return FDY_NEXT(cuMemAllocFromPoolAsync, address, bytes, pool, stream); };
-  return overriding() ? allocate(address, bytes, stream, Zero::legacy, real) : real();
+  if (!overriding()) return real();
+  FDY_OWNER_OF_CALL();
+  return allocate(address, bytes, stream, Zero::legacy, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
                                                            CUstream stream) {
   const auto real = [&] { return FDY_NEXT(cuMemAllocFromPoolAsync_ptsz, address, bytes, pool, stream); };
-  return overriding() ? allocate(address, bytes, stream, Zero::per_thread, real) : real();
+  if (!overriding()) return real();
+  FDY_OWNER_OF_CALL();
+  return allocate(address, bytes, stream, Zero::per_thread, real);
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream stream) {

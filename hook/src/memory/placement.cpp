@@ -8,9 +8,13 @@
 namespace foundryd::memory {
 namespace {
 
-bool is_small(uint64_t bytes) { return bytes <= kSmallLimit; }
+bool is_small(uint64_t bytes) {
+  return bytes <= kSmallLimit;
+}
 
-uint64_t rounded(uint64_t bytes) { return round_up(bytes, is_small(bytes) ? kAlignment : kGranule); }
+uint64_t rounded(uint64_t bytes) {
+  return round_up(bytes, is_small(bytes) ? kAlignment : kGranule);
+}
 
 // Whether [base, base + bytes) meets an interval of `intervals` (address -> something with a size).
 template <class Map, class Size>
@@ -42,8 +46,7 @@ uint64_t Placement::take_granules(uint64_t bytes) {
     if (room.bytes > bytes) free_granules_.emplace(room.base + bytes, room.bytes - bytes);
     return room.base;
   }
-  throw Error(FDY_ERROR_MEMORY,
-              "an arena of %llu bytes has no room for %llu bytes more: raise FOUNDRYD_ARENA_STRIDE",
+  throw Error(FDY_ERROR_MEMORY, "an arena of %llu bytes has no room for %llu bytes more: raise FOUNDRYD_ARENA_STRIDE",
               static_cast<unsigned long long>(bytes_), static_cast<unsigned long long>(bytes))
       .answered_with(CUDA_ERROR_OUT_OF_MEMORY);
 }

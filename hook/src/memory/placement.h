@@ -14,12 +14,16 @@
 
 namespace foundryd::memory {
 
-inline constexpr uint64_t kGranule = 2u << 20;    // of mappings, and alignment of large allocations
-inline constexpr uint64_t kAlignment = 512;       // of small ones
+inline constexpr uint64_t kGranule = 2u << 20;     // of mappings, and alignment of large allocations
+inline constexpr uint64_t kAlignment = 512;        // of small ones
 inline constexpr uint64_t kSmallLimit = 1u << 20;  // the largest small one
 
-constexpr uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
-constexpr uint64_t round_down(uint64_t value, uint64_t to) { return value / to * to; }
+constexpr uint64_t round_up(uint64_t value, uint64_t to) {
+  return (value + to - 1) / to * to;
+}
+constexpr uint64_t round_down(uint64_t value, uint64_t to) {
+  return value / to * to;
+}
 
 struct Extent {
   uint64_t base;

@@ -27,7 +27,9 @@ uint64_t Recorded::high_water() const {
   return high;
 }
 
-bool Recorded::by_ordinal() const { return arena_ != FDY_ARENA_DEFAULT && arena_ != FDY_ARENA_GRAPH; }
+bool Recorded::by_ordinal() const {
+  return arena_ != FDY_ARENA_DEFAULT && arena_ != FDY_ARENA_GRAPH;
+}
 
 std::optional<uint64_t> Recorded::follow(uint32_t ordinal, uint64_t bytes) {
   if (!by_ordinal() || !following_) return std::nullopt;

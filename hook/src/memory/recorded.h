@@ -35,7 +35,8 @@ class Recorded {
   // After the held ranges are mapped: later allocations are the program's own affair.
   void stop() { following_ = false; }
 
-  // The divergence noted, else what is missing or lives otherwise now.  `live` are this process's allocations by ordinal.
+  // The divergence noted, else what is missing or lives otherwise now.  `live` are this process's allocations by
+  // ordinal.
   fdy_divergence compare(std::span<const fdy_allocation> live) const;
 
  private:

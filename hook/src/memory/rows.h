@@ -24,6 +24,10 @@ inline bool for_arenas() {
          Arenas::instance().serves(device);
 }
 
+// An allocation's owner: the thread's, or the library that calls.
+#define FDY_OWNER_OF_CALL() \
+  const ::foundryd::CommunicationScope owner_of_call(::foundryd::is_communication_library(__builtin_return_address(0)))
+
 // Counts what succeeded.
 inline CUresult counted(CUresult result) noexcept {
   if (result == CUDA_SUCCESS) count(&fdy_counters::allocations);

@@ -24,9 +24,11 @@ Arenas &Arenas::instance() {
 }
 
 // Another thread may have held the lock, or been in the middle of a change.  A child of a process that had contexts
-// does not use the arenas any more (see mode.h); in any other there was nothing to change yet.  So the lock is made anew,
-// and forking never waits for it: a handler that did would have to know the order of the driver's locks.
-void Arenas::after_fork_in_child() { new (&instance().lock_) std::mutex; }
+// does not use the arenas any more (see mode.h); in any other there was nothing to change yet.  So the lock is made
+// anew, and forking never waits for it: a handler that did would have to know the order of the driver's locks.
+void Arenas::after_fork_in_child() {
+  new (&instance().lock_) std::mutex;
+}
 
 void Arenas::refuse_after_fork() {
   if (forked_with_contexts())
@@ -207,8 +209,8 @@ CUresult Arenas::free_ordered(uint64_t address, CUstream stream, bool per_thread
   if (is_capturing) return made_under_capture(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   CUevent event = nullptr;
   FDY_CU(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
-  const CUresult recorded = per_thread ? FDY_CU_RESULT(cuEventRecord_ptsz, event, stream)
-                                       : FDY_CU_RESULT(cuEventRecord, event, stream);
+  const CUresult recorded =
+      per_thread ? FDY_CU_RESULT(cuEventRecord_ptsz, event, stream) : FDY_CU_RESULT(cuEventRecord, event, stream);
   Arena *arena = nullptr;
   const Taken taken = recorded == CUDA_SUCCESS ? take(address, arena) : Taken::unknown;
   if (taken == Taken::yes) {
@@ -221,8 +223,8 @@ CUresult Arenas::free_ordered(uint64_t address, CUstream stream, bool per_thread
   return taken == Taken::kept ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Addresses must not depend on how fast the device is, so what was freed counts as free at the next allocation, and that
-// allocation waits until it is.
+// Addresses must not depend on how fast the device is, so what was freed counts as free at the next allocation, and
+// that allocation waits until it is.
 void Arenas::drain(Arena &arena) {
   std::vector<PendingFree> pending;
   const bool may_synchronise = !captures::any();
@@ -259,7 +261,9 @@ Space Arenas::space() noexcept {
   return state_ == State::ready ? space_ : Space{0, space_.stride};
 }
 
-CUcontext Arenas::context() noexcept { return context_.load(); }
+CUcontext Arenas::context() noexcept {
+  return context_.load();
+}
 
 std::vector<fdy_allocation> Arenas::allocations() {
   refuse_after_fork();

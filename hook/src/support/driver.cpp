@@ -9,7 +9,6 @@ namespace foundryd::driver {
 namespace {
 
 constexpr const char *kLibrary = "libcuda.so.1";
-constinit thread_local unsigned depth = 0;
 constinit std::atomic<void *> kept{nullptr};
 
 // The program's own copy if it has one.  Kept for the life of the process.
@@ -36,9 +35,5 @@ bool loaded() noexcept {
   dlclose(library);
   return true;
 }
-
-Inside::Inside() noexcept { ++depth; }
-Inside::~Inside() { --depth; }
-bool inside() noexcept { return depth != 0; }
 
 }  // namespace foundryd::driver

@@ -38,15 +38,21 @@ void *symbol(const char *name) noexcept;
 // Whether libcuda.so.1 is loaded already, by whomever.
 bool loaded() noexcept;
 
+namespace detail {
+inline constinit thread_local unsigned depth = 0;
+}
+
 // While one lives on a thread, that thread is inside the driver on the hook's behalf: overrides pass straight through.
 class Inside {
  public:
-  Inside() noexcept;
-  ~Inside();
+  Inside() noexcept { ++detail::depth; }
+  ~Inside() { --detail::depth; }
   Inside(const Inside &) = delete;
   Inside &operator=(const Inside &) = delete;
 };
-bool inside() noexcept;
+inline bool inside() noexcept {
+  return detail::depth != 0;
+}
 
 template <Name name>
 void *entry() noexcept {

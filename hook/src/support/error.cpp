@@ -50,8 +50,12 @@ CUresult Error::as_driver_result() const noexcept {
   }
 }
 
-const fdy_error &last_error() noexcept { return last; }
-void set_last_error(const fdy_error &error) noexcept { last = error; }
+const fdy_error &last_error() noexcept {
+  return last;
+}
+void set_last_error(const fdy_error &error) noexcept {
+  last = error;
+}
 
 int fail(const Error &error) noexcept {
   last = error.detail();

@@ -13,12 +13,9 @@
 namespace foundryd {
 namespace {
 
-constexpr int kUnread = -1;
-constinit std::atomic<int> current{kUnread};
 constinit std::atomic<unsigned> context_count{0};
-constinit std::atomic<bool> forked{false};
 
-int read_mode() noexcept {
+int mode_of_environment() noexcept {
   const char *text = std::getenv("FOUNDRYD_MODE");
   if (!text || !*text) return FDY_MODE_OFF;
   if (!std::strcmp(text, "capture")) return FDY_MODE_CAPTURE;
@@ -29,28 +26,27 @@ int read_mode() noexcept {
 }
 
 void after_fork_in_child() {
-  if (context_count.load(std::memory_order_relaxed) != 0) forked.store(true, std::memory_order_relaxed);
+  if (context_count.load(std::memory_order_relaxed) != 0) detail::forked.store(true, std::memory_order_relaxed);
 }
 
-__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, after_fork_in_child); }
+__attribute__((constructor)) void watch_forks() {
+  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+}
 
 }  // namespace
 
-fdy_mode mode() noexcept {
-  int value = current.load(std::memory_order_acquire);
-  if (value == kUnread) {
-    value = read_mode();
-    current.store(value, std::memory_order_release);
-  }
+fdy_mode detail::read_mode() noexcept {
+  const int value = mode_of_environment();
+  mode.store(value, std::memory_order_relaxed);
   return static_cast<fdy_mode>(value);
 }
 
-bool overriding() noexcept { return mode() != FDY_MODE_OFF && !driver::inside() && !forked_with_contexts(); }
+unsigned contexts() noexcept {
+  return context_count.load(std::memory_order_relaxed);
+}
 
-bool forked_with_contexts() noexcept { return forked.load(std::memory_order_relaxed); }
-
-unsigned contexts() noexcept { return context_count.load(std::memory_order_relaxed); }
-
-void note_context() noexcept { context_count.fetch_add(1, std::memory_order_relaxed); }
+void note_context() noexcept {
+  context_count.fetch_add(1, std::memory_order_relaxed);
+}
 
 }  // namespace foundryd

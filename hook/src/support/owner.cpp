@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/owner.h"
 
+#include <dlfcn.h>
+
 #include <atomic>
+#include <cstring>
 
 #include "support/driver.h"
 
@@ -24,10 +27,20 @@ void tell_driver(Owner owner) noexcept {
 
 }  // namespace
 
-Owner owner() noexcept { return current; }
+Owner owner() noexcept {
+  return current;
+}
 
-CommunicationScope::CommunicationScope() noexcept : before_(current) {
-  current = Owner::communication;
+bool is_communication_library(const void *caller) noexcept {
+  Dl_info info{};
+  if (!dladdr(caller, &info) || !info.dli_fname) return false;
+  const char *slash = std::strrchr(info.dli_fname, '/');
+  const char *file = slash ? slash + 1 : info.dli_fname;
+  return !std::strncmp(file, "libnccl", 7) || !std::strncmp(file, "libnvshmem", 10);
+}
+
+CommunicationScope::CommunicationScope(bool applies) noexcept : before_(current) {
+  if (applies) current = Owner::communication;
   if (before_ != current) tell_driver(current);
 }
 

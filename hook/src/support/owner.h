@@ -13,12 +13,20 @@ namespace foundryd {
 enum class Owner : uint32_t { engine = 0, communication = 1 };
 
 Owner owner() noexcept;
-inline bool communicating() noexcept { return owner() == Owner::communication; }
+inline bool communicating() noexcept {
+  return owner() == Owner::communication;
+}
+
+// Whether `caller`, an address in the program's code, belongs to a communication library.  Such libraries have threads
+// of their own, which no override sees start.
+bool is_communication_library(const void *caller) noexcept;
 
 // Nests.  Tells the software driver too, whose counters are kept by owner.
 class CommunicationScope {
  public:
-  CommunicationScope() noexcept;
+  CommunicationScope() noexcept : CommunicationScope(true) {}
+  // Does nothing if not `applies`.
+  explicit CommunicationScope(bool applies) noexcept;
   ~CommunicationScope();
   CommunicationScope(const CommunicationScope &) = delete;
   CommunicationScope &operator=(const CommunicationScope &) = delete;
