@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hook of this process, and the plain structs of the archive as NumPy dtypes.
 
-Importing this needs neither the hook nor CUDA.  Every call of ``Hook`` raises an error of ``foundryd.errors`` when it
-fails: ``DriverCallFailed`` (a CUDA driver or NCCL call), ``UsageError`` (a wrong argument, or a call at the wrong time),
-``UnsupportedNode`` (what cannot be restored exactly), ``LayoutDiverged``, else ``RestoreError``.  The error has the
-attributes ``status`` (``fdy_status``), ``code`` (``CUresult`` or ``ncclResult_t``) and ``call`` (the failed function).
+Importing this needs neither the hook nor CUDA.  A call of ``Hook`` that fails raises an error of ``foundryd.errors``:
+``DriverCallFailed`` (a CUDA driver or NCCL call), ``UsageError`` (a wrong argument, or a call at the wrong time),
+``UnsupportedNode`` (what cannot be restored exactly), ``LayoutDiverged``, else ``RestoreError``.  It has the attributes
+``status`` (``fdy_status``), ``code`` (``CUresult`` or ``ncclResult_t``) and ``call`` (the failed function).
 All calls release the GIL and may come from any thread.
 """
 
@@ -192,6 +192,9 @@ class Hook:
     def map_held(self) -> None:
         """Maps every held range that the engine did not allocate itself, zero-filled."""
 
+    def release_held(self) -> None:
+        """Gives back what ``map_held`` mapped, after a restore that failed."""
+
     def upload(self, address: int, data: Buffer) -> None:
         """Copies host bytes to a device address, synchronously."""
 
@@ -216,7 +219,7 @@ class Hook:
         """
 
     def changed_globals(self, module: int) -> tuple[Records, list[str]]:
-        """Writable globals whose bytes differ from a fresh load of the same image (``global_dtype``), and their names."""
+        """Writable globals that differ from a fresh load of the same image (``global_dtype``), and their names."""
 
     def module_globals(self, module: int) -> tuple[Records, list[str]]:
         """Every global that the image names or the program asked for (``global_dtype``), and their names."""
@@ -228,7 +231,7 @@ class Hook:
         """Address and size in bytes of a global of this process's instance."""
 
     def load_function(self, module: int, name: str, settings: Records | None = None) -> int:
-        """Finds a function, applies ``settings`` (``setting_dtype``) and loads it in full; its handle for ``build_graph``."""
+        """Finds a function, applies ``settings`` (``setting_dtype``) and loads it in full; its handle."""
 
     # --- graphs ---
 
