@@ -83,6 +83,7 @@ class Merge:
             self.mesh,
             RankView(ours.rank, ours.blocks()),
             self.reference.describe,
+            fields=self.reference.fields(),
         )
 
     def add_images(self, recording: Recording) -> None:

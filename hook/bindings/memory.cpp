@@ -92,6 +92,7 @@ void define_memory(py::module_ &m, HookClass &hook) {
       .def("allocations", &allocations)
       .def("divergence", &divergence)
       .def("map_held", [](const Hook &h) { h.call(h->map_held); })
+      .def("release_held", [](const Hook &h) { h.call(h->release_held); })
       .def("upload", &upload, py::arg("address"), py::arg("data"))
       .def("download", &download, py::arg("address"), py::arg("bytes"))
       .def("download_into", &download_into, py::arg("address"), py::arg("target"));

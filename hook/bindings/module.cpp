@@ -61,6 +61,7 @@ void define_enums(py::module_ &m) {
       .finalize();
   m.attr("NONE") = py::int_(FDY_NONE);
   m.attr("HOOK_ABI") = py::int_(FDY_HOOK_ABI);
+  m.attr("SETTING_CACHE_CONFIG") = py::int_(FDY_SETTING_CACHE_CONFIG);
 }
 
 }  // namespace

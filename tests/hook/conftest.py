@@ -69,6 +69,21 @@ class Hooked:
         done = self.program([sys.executable, "-P", "-c", textwrap.dedent(source)], mode, **options)
         return json.loads(done.stdout)
 
+    def graphs(self, body: str, mode: str = "capture", **options: Any) -> Any:
+        """Runs a child that works with modules and graphs; ``hook`` is the bindings' Hook."""
+        return self.python(textwrap.dedent(GRAPH_PRELUDE) + textwrap.dedent(body), mode, **options)
+
+
+GRAPH_PRELUDE = """
+    import base64, ctypes as c, struct
+    import numpy as np
+    from fdyhook import answer, given
+    from graphkit import *
+    from soft import CudaError, free, malloc, ok, start
+    from foundryd._native import _hook
+    hook = _hook.Hook()
+"""
+
 
 @pytest.fixture(scope="session")
 def hooked() -> Hooked:
