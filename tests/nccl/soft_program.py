@@ -487,6 +487,7 @@ def check_a_rank_that_never_joins_is_an_error_after_the_deadline() -> None:
     w = World(connect=False)
     if RANK == 1:
         return
+    w.nccl.call("CommDestroy", w.nccl.init(1, w.nccl.unique_id(), 0))  # the kernel's image is loaded now
     comm = c_void_p(1)
     before = descriptors()
     assert w.nccl.result("CommInitRank", byref(comm), SIZE, UNIQUE_ID, RANK) == cn.REMOTE
@@ -537,12 +538,12 @@ def check_nothing_is_left_after_communicators_and_graphs() -> None:
         return Path("/proc/self/maps").read_text().count("foundryd-nccl-")
 
     once()
-    before = descriptors(), mapped()
+    before = descriptors(), mapped()  # perhaps with what the first turn has not let go yet
     for _ in range(10):
         once()
     end = time.monotonic() + 30  # user objects are let go behind the driver's back
-    while (descriptors(), mapped()) != before:
-        assert time.monotonic() < end, f"{(descriptors(), mapped())} and not {before} descriptors and mappings"
+    while descriptors() > before[0] or mapped() > before[1]:
+        assert time.monotonic() < end, f"{(descriptors(), mapped())} descriptors and mappings, {before} at first"
         time.sleep(0.01)
 
 

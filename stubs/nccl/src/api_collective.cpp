@@ -37,6 +37,7 @@ ncclResult_t check_reduction(ncclComm_t comm, const Task &task) {
 
 ncclResult_t check(ncclComm_t comm, const Task &task) {
   NCCL_TRY(check_handle(comm));
+  NCCL_TRY(comm->async_error());  // its sentence is in ncclGetLastError(comm)
   const char *name = op_name(task.kind);
   if (comm->finalized || comm->revoked) {
     return fail(ncclInvalidUsage, "the communicator of this %s is %s, not active: make another one", name,

@@ -65,7 +65,6 @@ std::vector<Op> SoftCommunicator::lower(const std::vector<Task> &tasks) {
 }
 
 ncclResult_t SoftCommunicator::launch(const std::vector<Task> &tasks, CUstream stream, const Capture &capture) {
-  NCCL_TRY(async_error());
   auto plan = std::make_unique<Plan>();
   plan->state = state_;
   plan->ops = lower(tasks);
@@ -98,7 +97,8 @@ ncclResult_t SoftCommunicator::launch_kernel(const KernelArgs &args, CUstream st
   how.attrs = attributes;
   how.numAttrs = 2;
   KernelArgs copy = args;
-  size_t bytes = sizeof copy;
+  // As in NCCL the buffer ends with what is used of the struct.
+  size_t bytes = offsetof(KernelArgs, inlined) + (args.ops == nullptr ? args.op_count * sizeof(Op) : 0);
   void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &copy, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
   return CU(cuLaunchKernelEx, static_cast<const CUlaunchConfig *>(&how), function_, static_cast<void **>(nullptr),
             static_cast<void **>(extra));
