@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from ctypes import byref, c_float, c_int, c_size_t, c_void_p
+from ctypes import byref, c_float, c_int, c_size_t, c_void_p, create_string_buffer
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,36 @@ def check_captured_calls_replay_among_eager_ones() -> None:
         w.cuda.launch(executables[turn % len(captured)], w.stream)
         assert w.sum_of_ranks() == TOTAL
         one.check(turn)
+
+
+def check_a_captured_call_replays_from_other_graphs() -> None:
+    """Put into hand-built graphs as a child graph, and as a copy of its kernel node: what a restore does."""
+    w = World()
+    memory = w.cuda.alloc(4 * 100)
+    small = w.cuda.capture(w.stream, lambda: w.call("AllReduce", memory, memory, 100, "float32", "sum", 0))
+    kernel = next(n for n in w.cuda.nodes(small) if w.cuda.kind(n) == "kernel")
+    params = create_string_buffer(256)  # CUDA_KERNEL_NODE_PARAMS, which has 72 bytes
+    w.cuda.call("cuGraphKernelNodeGetParams_v2", kernel, params)
+    executables = []
+    for as_child in (True, False):
+        graph, last = c_void_p(), c_void_p()
+        w.cuda.call("cuGraphCreate", byref(graph), 0)
+        for _ in range(3):
+            before = (c_void_p * 1)(last.value), c_size_t(0 if last.value is None else 1)
+            node = c_void_p()
+            if as_child:
+                w.cuda.call("cuGraphAddChildGraphNode", byref(node), graph, *before, small)
+            else:
+                w.cuda.call("cuGraphAddKernelNode_v2", byref(node), graph, *before, params)
+                w.cuda.call("cuGraphKernelNodeCopyAttributes", node, kernel)
+            last = node
+        executables.append(w.cuda.instantiate(graph))
+        w.cuda.call("cuGraphDestroy", graph)
+    for turn in range(20):
+        w.cuda.write(memory, np.full(100, RANK + 1, np.float32))
+        w.cuda.launch(executables[turn % 2], w.stream)
+        assert w.sum_of_ranks() == TOTAL
+        assert np.all(w.cuda.read(memory, 100, np.float32) == TOTAL * SIZE**2), turn
 
 
 def check_nodes_of_a_communicator_are_chained_and_followers_need_the_kernel_only() -> None:
@@ -494,6 +524,15 @@ def check_a_rank_that_never_joins_is_an_error_after_the_deadline() -> None:
     assert comm.value is None
     assert "ranks 1 of" in w.nccl.last_error(), w.nccl.last_error()
     assert descriptors() == before
+
+
+def check_a_rank_waits_until_it_is_killed() -> None:
+    (FOLDER / f"waiting{RANK}").touch()
+    World()
+
+
+def check_a_communicator_of_one() -> None:
+    assert World().sum_of_ranks() == TOTAL
 
 
 def check_ranks_that_disagree_on_the_size_are_told() -> None:

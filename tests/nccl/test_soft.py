@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +41,7 @@ def test_soft(check: str, size: int, run_ranks: RunRanks) -> None:
         ("check_two_communicators_do_not_wait_for_each_other", 4),
         ("check_shrinking_leaves_the_excluded_ranks_out", 4),
         ("check_captured_sends_replay", 3),
+        ("check_a_captured_call_replays_from_other_graphs", 2),
         ("check_graph_usage_mode_of_the_configuration_is_obeyed", 2),
         ("check_abort_ends_a_waiting_kernel_without_a_cuda_error", 2),
         ("check_calls_that_differ_between_ranks_are_an_error_that_names_both", 2),
@@ -73,6 +80,49 @@ def test_a_killed_peer_is_an_error_and_not_a_hang(run_ranks: RunRanks) -> None:
 )
 def test_a_deadline_ends_a_wait(check: str, run_ranks: RunRanks) -> None:
     run_ranks("soft_program", check, 2, FOUNDRYD_NCCL_TIMEOUT="1.5")
+
+
+def test_segments_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
+    cuda_nccl: ModuleType, run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    nccl = cuda_nccl.Nccl(cuda_nccl.soft_nccl())
+
+    def wait_alone() -> tuple[subprocess.Popen[bytes], Path]:
+        """A process that waits for a second rank, and its segment, which looks old."""
+        unique = nccl.unique_id().raw()
+        program = Path(__file__).parent / "soft_program.py"
+        command = [
+            sys.executable,
+            "-P",
+            program,
+            "check_a_rank_waits_until_it_is_killed",
+            "0",
+            "2",
+            unique.hex(),
+            tmp_path,
+        ]
+        child = subprocess.Popen([sys.executable, "-P", program, *arguments], env=cuda_nccl.environment())
+        segment = Path("/dev/shm") / f"foundryd-nccl-{unique[8:24].hex()}"
+        end = time.monotonic() + 60
+        while not segment.exists() or segment.stat().st_size == 0:
+            assert time.monotonic() < end, "no segment appeared"
+            time.sleep(0.01)
+        os.utime(segment, (0, 0))
+        return child, segment
+
+    killed, stale = wait_alone()
+    alive, fresh = wait_alone()
+    try:
+        killed.kill()
+        killed.wait()
+        assert stale.exists()
+        run_ranks("soft_program", "check_a_communicator_of_one", 1)
+        assert not stale.exists()
+        assert fresh.exists()
+    finally:
+        alive.kill()
+        alive.wait()
+        fresh.unlink()
 
 
 def test_bad_timeouts_are_refused(run_ranks: RunRanks) -> None:
