@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
+import struct
 import subprocess
 import sys
 import time
@@ -86,8 +89,20 @@ def run_ranks(cuda_nccl: ModuleType, tmp_path: Path) -> RunRanks:
     return run
 
 
-def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("foundryd-nccl-*")}
+def held(segment: Path) -> bool:
+    """Whether some process holds a lock on a segment, as every rank of a communicator does."""
+    get_lock, write_lock, unlocked = 36, 1, 2  # F_OFD_GETLK, F_WRLCK, F_UNLCK
+    try:
+        with segment.open("r+b") as file:
+            answer = fcntl.fcntl(file, get_lock, struct.pack("hh4xqqi4x", write_lock, os.SEEK_SET, 0, 0, 0))
+    except FileNotFoundError:
+        return True  # its last rank joined meanwhile
+    return int(struct.unpack_from("h", answer)[0]) != unlocked
+
+
+def segments() -> set[Path]:
+    """Segments that nobody uses.  Programs beside the tests may have some of their own."""
+    return {path for path in Path("/dev/shm").glob("foundryd-nccl-*") if not held(path)}
 
 
 @pytest.fixture(autouse=True)

@@ -91,16 +91,7 @@ def test_segments_of_killed_processes_are_removed_and_those_of_live_ones_are_not
         """A process that waits for a second rank, and its segment, which looks old."""
         unique = nccl.unique_id().raw()
         program = Path(__file__).parent / "soft_program.py"
-        command = [
-            sys.executable,
-            "-P",
-            program,
-            "check_a_rank_waits_until_it_is_killed",
-            "0",
-            "2",
-            unique.hex(),
-            tmp_path,
-        ]
+        arguments = ["check_a_rank_waits_until_it_is_killed", "0", "2", unique.hex(), tmp_path]
         child = subprocess.Popen([sys.executable, "-P", program, *arguments], env=cuda_nccl.environment())
         segment = Path("/dev/shm") / f"foundryd-nccl-{unique[8:24].hex()}"
         end = time.monotonic() + 60
