@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker with one thing wrong, on rank 1 mostly: ``python -P mutant.py NAME …`` with the worker's own flags after it."""
+"""A worker with one thing wrong, on rank 1 mostly: ``python -P mutant.py NAME …`` and then the worker's own flags."""
 
 from __future__ import annotations
 
