@@ -86,6 +86,7 @@ class Engine:
         with arena("host"):
             self._positions = device.pinned(config.max_batch)
         self._inputs = Inputs(tokens, positions, self._positions.ctypes.data)
+        device.write(positions, np.zeros(config.max_batch, dtype=np.int32))
         self._feed(np.zeros(config.max_batch, dtype=np.int32), 0)
         with self._timed("communicators_ms"):
             axes = [axis for axis in ("tp", "ep") if getattr(config.mesh, axis) > 1]

@@ -27,7 +27,7 @@ DEVICE float round_down(float a) { return floorf(a); }
 #include "softcuda/kernel.h"
 
 #define KERNEL(name, ...) SOFTCUDA_KERNEL(name, __VA_ARGS__)
-#define GLOBAL __attribute__((visibility("default"), used))
+#define GLOBAL SOFTCUDA_GLOBAL
 #define DEVICE static inline
 #define IMAGE() SOFTCUDA_IMAGE()
 
