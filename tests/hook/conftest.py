@@ -107,7 +107,7 @@ def compile_c(tmp_path_factory: pytest.TempPathFactory, hooked: Hooked) -> Compi
         shared = ["-shared", "-fPIC"] if name.endswith(".so") else []
         driver = ["-L", str(hooked.driver), "-l:libcuda.so.1", "-Wl,--allow-shlib-undefined"] if cuda else []
         linked = [f for lib in libraries for f in (str(lib), f"-Wl,-rpath,{lib.parent}")]
-        flags = ["-O1", "-D_GNU_SOURCE", "-Wl,--no-as-needed", *shared]
+        flags = ["-O1", "-D_GNU_SOURCE", "-I", str(HERE / "child"), "-Wl,--no-as-needed", *shared]
         subprocess.run(
             [compiler, *flags, "-o", out, folder / "source.c", *linked, *driver, "-ldl", "-lpthread"],
             check=True,

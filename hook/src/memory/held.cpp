@@ -20,7 +20,7 @@ using Sequences = std::array<std::vector<fdy_allocation>, FDY_ARENA_COUNT>;
 void check_layout(const Sequences &sequences, const Space &space) {
   check_space(space);
   for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
-    Placement trial(space.begin_of(i), space.stride);
+    Placement trial = placement_of(space, static_cast<fdy_arena>(i));
     trial.raise_floor(trial.span().end());
     for (const fdy_allocation &one : sequences[i]) {
       if (!trial.possible(one.address, one.bytes) || (one.live && !trial.place_at(one.address, one.bytes)))

@@ -12,10 +12,6 @@ bool is_small(uint64_t bytes) {
   return bytes <= kSmallLimit;
 }
 
-uint64_t rounded(uint64_t bytes) {
-  return round_up(bytes, is_small(bytes) ? kAlignment : kGranule);
-}
-
 // Whether [base, base + bytes) meets an interval of `intervals` (address -> something with a size).
 template <class Map, class Size>
 bool meets(const Map &intervals, uint64_t base, uint64_t bytes, Size size) {
@@ -28,8 +24,13 @@ bool meets(const Map &intervals, uint64_t base, uint64_t bytes, Size size) {
 
 }  // namespace
 
-Placement::Placement(uint64_t base, uint64_t bytes) : base_(base), bytes_(bytes), floor_(base) {
+Placement::Placement(uint64_t base, uint64_t bytes, uint64_t alignment)
+    : base_(base), bytes_(bytes), alignment_(alignment), floor_(base) {
   free_granules_.emplace(base, bytes);
+}
+
+uint64_t Placement::rounded(uint64_t bytes) const {
+  return round_up(bytes, is_small(bytes) ? alignment_ : kGranule);
 }
 
 void Placement::raise_floor(uint64_t address) {
@@ -114,7 +115,7 @@ bool Placement::possible(uint64_t address, uint64_t bytes) const {
   const uint64_t size = rounded(bytes);
   if (address - base_ > bytes_ - size) return false;
   if (!is_small(bytes)) return address % kGranule == 0;
-  return address % kAlignment == 0 && address / kGranule == (address + size - 1) / kGranule;
+  return address % alignment_ == 0 && address / kGranule == (address + size - 1) / kGranule;
 }
 
 std::optional<Placement::Placed> Placement::place_at(uint64_t address, uint64_t bytes) {

@@ -15,7 +15,8 @@
 namespace foundryd::memory {
 
 inline constexpr uint64_t kGranule = 2u << 20;     // of mappings, and alignment of large allocations
-inline constexpr uint64_t kAlignment = 512;        // of small ones
+inline constexpr uint64_t kAlignment = 512;        // of small ones in device memory
+inline constexpr uint64_t kHostAlignment = 4096;   // and in host memory: programs open files for direct access with it
 inline constexpr uint64_t kSmallLimit = 1u << 20;  // the largest small one
 
 constexpr uint64_t round_up(uint64_t value, uint64_t to) {
@@ -34,7 +35,7 @@ struct Extent {
 class Placement {
  public:
   // [base, base + bytes), both multiples of kGranule.
-  Placement(uint64_t base, uint64_t bytes);
+  Placement(uint64_t base, uint64_t bytes, uint64_t alignment = kAlignment);
 
   struct Placed {
     uint64_t address;
@@ -61,11 +62,12 @@ class Placement {
     uint32_t blocks;
   };
 
+  uint64_t rounded(uint64_t bytes) const;
   uint64_t take_granules(uint64_t bytes);
   void give_granules(Extent extent);
   void give_small(Extent extent);
 
-  uint64_t base_, bytes_, floor_;
+  uint64_t base_, bytes_, alignment_, floor_;
   std::map<uint64_t, uint64_t> free_granules_;  // address -> bytes, coalesced
   std::map<uint64_t, uint64_t> free_small_;     // address -> bytes, inside chunks above the floor
   std::map<uint64_t, Mapping> mappings_;

@@ -62,12 +62,16 @@ void Arenas::reserve_locked() noexcept {
   }
 }
 
+Placement placement_of(const Space &space, fdy_arena arena) {
+  return {space.begin_of(arena), space.stride, arena == FDY_ARENA_HOST ? kHostAlignment : kAlignment};
+}
+
 void Arenas::make_arenas_locked() {
   std::vector<Arena> made;
   made.reserve(FDY_ARENA_COUNT);
   for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
     const auto id = static_cast<fdy_arena>(i);
-    Arena arena{id, Placement(space_.begin_of(i), space_.stride), Recorded(id), {}, 0, {}, {}};
+    Arena arena{id, placement_of(space_, id), Recorded(id), {}, 0, {}, {}};
     arena.recorded.set(layout_[i]);
     if (const uint64_t high = arena.recorded.high_water()) arena.placement.raise_floor(high);
     made.push_back(std::move(arena));

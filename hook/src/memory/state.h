@@ -46,6 +46,9 @@ struct Arena {
   std::vector<PendingFree> pending;
 };
 
+// Empty, in its part of the space.
+Placement placement_of(const Space &space, fdy_arena arena);
+
 class Arenas {
  public:
   static Arenas &instance();
