@@ -56,9 +56,7 @@ def test_addresses_do_not_depend_on_the_process(hooked: Any) -> None:
     assert [(r[0], r[1]) for r in recorded] == sorted((r[0], r[1]) for r in recorded)
     live = sorted((r[2], r[2] + r[3]) for r in recorded if r[4])
     assert all(a[1] <= b[0] for a, b in zip(live, live[1:], strict=False))
-    assert all(
-        address % 512 == 0 and (size <= 1 << 20 or address % GRANULE == 0) for _, _, address, size, _ in recorded
-    )
+    assert all(address % 512 == 0 and (size <= 1 << 20 or address % GRANULE == 0) for _, _, address, size, _ in recorded)
 
 
 def test_the_choice_of_an_arena_nests_and_belongs_to_the_thread(hooked: Any) -> None:

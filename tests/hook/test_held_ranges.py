@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,13 +93,7 @@ def test_the_same_allocations_get_the_recorded_addresses(hooked: Any, recorded: 
 def test_other_arenas_stay_above_what_was_recorded(hooked: Any, recorded: list[list[int]]) -> None:
     """A workspace of some library may come at any time, in any size."""
     before = SETUP.index(["free", 3])
-    steps = [
-        *SETUP[:before],
-        ["alloc", DEFAULT, 64],
-        ["alloc", GRAPH, 64],
-        ["alloc", DEFAULT, 9 << 20],
-        *SETUP[before:],
-    ]
+    steps = [*SETUP[:before], ["alloc", DEFAULT, 64], ["alloc", GRAPH, 64], ["alloc", DEFAULT, 9 << 20], *SETUP[before:]]
     made, divergence = hooked.python(RESTORE, "restore", given=[recorded, steps])
     assert divergence[0] == "none"
     assert made[:before] + made[before + 3 :] == _addresses(recorded, SETUP)

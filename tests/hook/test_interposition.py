@@ -127,8 +127,7 @@ def test_ctypes_and_cuda_bindings_are_seen(hooked: Any) -> None:
 def test_a_library_opened_later_is_seen(hooked: Any, compile_c: Compile) -> None:
     plugin = compile_c(
         "libplugin.so",
-        PROLOGUE
-        + "int cuMemAlloc_v2(ptr *, size_t); ptr plug(void) { ptr a; CHECK(cuMemAlloc_v2(&a, 64)); return a; }",
+        PROLOGUE + "int cuMemAlloc_v2(ptr *, size_t); ptr plug(void) { ptr a; CHECK(cuMemAlloc_v2(&a, 64)); return a; }",
         cuda=True,
     )
     address = hooked.python(
@@ -381,9 +380,7 @@ int main(void) {
 
 
 def _exported(library: Path) -> set[str]:
-    listed = subprocess.run(
-        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, timeout=60, check=True
-    )
+    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, timeout=60, check=True)
     return {line.split()[2].split("@")[0] for line in listed.stdout.splitlines()}
 
 
