@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the conformance rows on whichever driver the process finds, and writes what it saw.
+
+    python tests/conformance/run.py --json out.json            # observe
+    python tests/conformance/run.py --check                    # compare with expected.json
+    python tests/conformance/run.py --accept out.json --seen "H200, driver 580.159.04"
+
+Each group of rows runs in a process of its own under a deadline, so that a row that crashes or hangs costs its
+group's remaining rows and nothing else.  No managed memory, no multicast, no illegal access.
+
+``expected.json`` maps a row to ``value`` (what a driver answers) and ``gpu`` (the driver that was seen to answer so, or
+``unseen``).  Where the software driver answers otherwise on purpose, ``soft`` has its answer and ``why`` the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+EXPECTED = HERE / "expected.json"
+GROUP_SECONDS = 60
+
+
+def load_rows() -> Any:
+    """Imports the row files; they register themselves."""
+    sys.path.insert(0, str(HERE))
+    import bench
+
+    for path in sorted(HERE.glob("rows_*.py")):
+        importlib.import_module(path.stem)
+    return bench
+
+
+def run_group(group: str, image: str | None) -> None:
+    """Child: runs a group's rows, one JSON line each."""
+    bench = load_rows()
+    rows = bench.ROWS[group]
+    first = next(iter(rows))
+    if first.endswith("uninitialised"):
+        print(json.dumps([first, observe(rows.pop(first), None)], default=int), flush=True)
+    state = bench.Bench(image)
+    for name, function in rows.items():
+        print(json.dumps([name, observe(function, state)], default=int), flush=True)
+        state.tidy()
+
+
+def observe(function: Any, state: Any) -> Any:
+    """What a row saw, or how it failed."""
+    try:
+        return function(state)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def observe_all(image: str, only: str | None) -> dict[str, Any]:
+    """Runs every group in a child process."""
+    bench = load_rows()
+    seen: dict[str, Any] = {}
+    for group, rows in bench.ROWS.items():
+        if only is not None and group != only:
+            continue
+        command = [sys.executable, "-P", str(HERE / "run.py"), "--group", group, "--image", image]
+        try:
+            child = subprocess.run(command, capture_output=True, text=True, timeout=GROUP_SECONDS, check=False)
+            output, errors, end = child.stdout, child.stderr, f"exit {child.returncode}"
+        except subprocess.TimeoutExpired as late:
+            output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+            errors, end = "", f"no end within {GROUP_SECONDS} s"
+        for line in output.splitlines():
+            if line.startswith("["):
+                name, value = json.loads(line)
+                seen[name] = value
+        missing = [name for name in rows if name not in seen]
+        if missing:
+            tail = errors.strip().splitlines()[-1:] or [""]
+            seen[missing[0]] = {"failed": f"the process ended here ({end}): {tail[0]}"}
+            for name in missing[1:]:
+                seen[name] = {"failed": "not reached"}
+    return seen
+
+
+def describe() -> dict[str, Any]:
+    """The driver and device, for the record."""
+    bench = load_rows()
+    cu = bench.cu
+    bench.ok(cu.cuInit(0))
+    name = bench.ok(cu.cuDeviceGetName(128, 0)).split(b"\0")[0].decode().strip()
+    return {"software": bench.is_software(), "version": bench.ok(cu.cuDriverGetVersion()), "device": name}
+
+
+def expected_value(row: dict[str, Any], software: bool) -> Any:
+    """What a driver of the given kind is expected to answer."""
+    return row["soft"] if software and "soft" in row else row["value"]
+
+
+def differences(seen: dict[str, Any], software: bool) -> list[str]:
+    """Rows that differ from the table, or are on one side only."""
+    table = json.loads(EXPECTED.read_text())
+    out = []
+    for name in sorted(table.keys() | seen.keys()):
+        if name not in table:
+            out.append(f"{name}: not in {EXPECTED.name}, saw {json.dumps(seen[name])}")
+        elif name not in seen:
+            out.append(f"{name}: in {EXPECTED.name}, but there is no such row")
+        elif expected_value(table[name], software) != seen[name]:
+            want = json.dumps(expected_value(table[name], software))
+            out.append(f"{name} ({table[name]['gpu']}): expected {want}, saw {json.dumps(seen[name])}")
+    return out
+
+
+def accept(path: str, label: str) -> None:
+    """Marks the rows that a GPU answered as the table says; lists the others."""
+    report = json.loads(Path(path).read_text())
+    if report["driver"]["software"]:
+        raise SystemExit("this report is from the software driver: it says nothing of a GPU")
+    table = json.loads(EXPECTED.read_text())
+    for name, row in table.items():
+        if name in report["rows"] and report["rows"][name] == row["value"]:
+            row["gpu"] = label
+    EXPECTED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    print("\n".join(differences(report["rows"], software=False)) or "every row as expected")
+
+
+def write_table(seen: dict[str, Any]) -> None:
+    """Puts rows into the table that are not in it yet, as unseen on a GPU."""
+    table = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    for name, value in seen.items():
+        table.setdefault(name, {"value": value, "gpu": "unseen"})
+    EXPECTED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="write what was seen to this file")
+    parser.add_argument("--check", action="store_true", help="compare with expected.json")
+    parser.add_argument("--image", help="kernels to load (default: the installed image, or compiled with NVRTC)")
+    parser.add_argument("--only", help="run one group")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
+    parser.add_argument("--add", action="store_true", help="add rows that are new to expected.json, as unseen")
+    parser.add_argument("--accept", help="a report of a GPU: mark the rows that agree as seen")
+    parser.add_argument("--seen", default="", help="which GPU and driver, for --accept")
+    arguments = parser.parse_args()
+    if arguments.group is not None:
+        run_group(arguments.group, arguments.image)
+        return 0
+    if arguments.accept is not None:
+        accept(arguments.accept, arguments.seen)
+        return 0
+    began = time.monotonic()
+    driver = describe()
+    with tempfile.NamedTemporaryFile(suffix=".image") as compiled:
+        if arguments.image is None:  # once, not in each group
+            compiled.write(load_rows().image(None))
+            compiled.flush()
+        seen = observe_all(arguments.image or compiled.name, arguments.only)
+    if arguments.json is not None:
+        report = {"driver": driver, "seconds": round(time.monotonic() - began, 1), "rows": seen}
+        Path(arguments.json).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    failed = [name for name, value in seen.items() if isinstance(value, dict) and "failed" in value]
+    print(f"{driver['device']}: {len(seen)} rows, {len(failed)} failed, {time.monotonic() - began:.1f} s")
+    for name in failed:
+        print(f"  {name}: {seen[name]['failed']}")
+    if arguments.add:
+        write_table({name: value for name, value in seen.items() if name not in failed})
+    if arguments.check:
+        found = differences(seen, driver["software"])
+        print("\n".join(found) or "every row as expected")
+        return 1 if found else 0
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
