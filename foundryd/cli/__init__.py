@@ -32,6 +32,8 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Entry point: a failure is one sentence on standard error and exit code 1."""
+    # Before NumPy loads: its BLAS threads get in each other's way on a machine that also runs ranks, and save nothing here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logging.basicConfig(
         level=os.environ.get("FOUNDRYD_LOG", "warning").upper(),
         format="foundryd: %(levelname)s: %(message)s",
