@@ -106,8 +106,8 @@ bool lossy(const Stream &stream) {
                      [](const Dependency &dependency) { return !plain(dependency.data); });
 }
 
-void info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-          const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
+void info(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+          const CUgraphEdgeData **edges, size_t *count) {
   require(status != nullptr && (edges == nullptr || nodes != nullptr));
   const auto stream = resolve_stream(hStream);
   if (stream->capture == nullptr) {
@@ -148,7 +148,9 @@ void update_dependencies(CUstream hStream, const CUgraphNode *nodes, const CUgra
 
 }  // namespace
 
-void invalidate(Capture &capture) { capture.invalidated = true; }
+void invalidate(Capture &capture) {
+  capture.invalidated = true;
+}
 
 void refuse_under_capture() {
   const CUstreamCaptureMode mode = this_thread().capture_mode;
@@ -273,9 +275,9 @@ SOFTCUDA_API cuStreamEndCapture(CUstream hStream, CUgraph *phGraph) {
 
 SOFTCUDA_API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
   return locked_call([&] {
-    require(mode != nullptr && (*mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
-                                *mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL ||
-                                *mode == CU_STREAM_CAPTURE_MODE_RELAXED));
+    require(mode != nullptr &&
+            (*mode == CU_STREAM_CAPTURE_MODE_GLOBAL || *mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL ||
+             *mode == CU_STREAM_CAPTURE_MODE_RELAXED));
     std::swap(*mode, this_thread().capture_mode);
   });
 }
@@ -287,9 +289,8 @@ SOFTCUDA_API cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *cap
 SOFTCUDA_API cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
                                        CUgraph *graph_out, const CUgraphNode **dependencies_out,
                                        size_t *numDependencies_out) {
-  return locked_call([&] {
-    info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, nullptr, numDependencies_out);
-  });
+  return locked_call(
+      [&] { info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, nullptr, numDependencies_out); });
 }
 
 SOFTCUDA_API cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "capture.h"
+#include "memory.h"
 #include "module.h"
 #include "stream.h"
 
@@ -35,6 +36,7 @@ void close_context(const std::shared_ptr<Context> &context) {
   }
   if (context->legacy != nullptr) context->legacy->queue->close();
   for (const auto &lane : context->lanes) lane->close();
+  release_memory(*context);
   for (const auto &module : context->modules) forget_module(module);
   context->streams.clear();
   context->modules.clear();

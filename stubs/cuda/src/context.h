@@ -19,11 +19,11 @@ struct Context {
   bool active = true;  // false for a primary context that nobody retains, and after destruction
   std::shared_ptr<Fault> fault = std::make_shared<Fault>(CUDA_SUCCESS);
 
-  std::shared_ptr<Stream> legacy;               // the null stream
-  std::set<std::shared_ptr<Stream>> streams;    // all others
+  std::shared_ptr<Stream> legacy;             // the null stream
+  std::set<std::shared_ptr<Stream>> streams;  // all others
   std::set<std::shared_ptr<Module>> modules;
-  std::vector<std::shared_ptr<Queue>> lanes;    // idle helpers of graph launches
-  std::set<const Context *> peers;              // enabled peer access
+  std::vector<std::shared_ptr<Queue>> lanes;  // idle helpers of graph launches
+  std::set<const Context *> peers;            // enabled peer access
   CUfunc_cache cache = CU_FUNC_CACHE_PREFER_NONE;
   size_t limits[CU_LIMIT_MAX] = {1024, 8u << 20, 8u << 20, 2, 2048, 64, 0, 0, 0, 0};
 };

@@ -34,8 +34,7 @@ Side side(CUmemorytype type, const void *host, CUdeviceptr device, size_t x, siz
     const Range *range = ranges().find(address);
     on_device = range != nullptr && !range->host();
   }
-  return {address, x,        y,
-          z,       pitch == 0 ? copy.WidthInBytes + x : pitch, height == 0 ? copy.Height + y : height,
+  return {address,  x, y, z, pitch == 0 ? copy.WidthInBytes + x : pitch, height == 0 ? copy.Height + y : height,
           on_device};
 }
 
@@ -49,7 +48,9 @@ Side target(const CUDA_MEMCPY3D &copy) {
               copy.dstHeight, copy);
 }
 
-bool empty(const CUDA_MEMCPY3D &copy) { return copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0; }
+bool empty(const CUDA_MEMCPY3D &copy) {
+  return copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0;
+}
 
 void check_side(const Side &at, const CUDA_MEMCPY3D &copy, bool write) {
   require(at.base != 0);

@@ -14,7 +14,9 @@ constexpr auto kHost = CU_MEMORYTYPE_HOST;
 constexpr auto kDevice = CU_MEMORYTYPE_DEVICE;
 constexpr auto kUnified = CU_MEMORYTYPE_UNIFIED;
 
-uint64_t at(const void *pointer) { return reinterpret_cast<uint64_t>(pointer); }
+uint64_t at(const void *pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
 
 // Host memory that the driver pinned or was told of; any other is read when the call is made.
 bool pinned(const CUDA_MEMCPY3D &copy) {
@@ -239,8 +241,8 @@ SOFTCUDA_API cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned 
   return fill_later(fill_of(dstDevice, dstPitch, uc, 1, Width, Height), hStream);
 }
 
-SOFTCUDA_API cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
-                                size_t Height, CUstream hStream) {
+SOFTCUDA_API cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height,
+                                CUstream hStream) {
   return fill_later(fill_of(dstDevice, dstPitch, us, 2, Width, Height), hStream);
 }
 

@@ -60,7 +60,8 @@ constexpr std::pair<CUdevice_attribute, int> kAttributes[] = {
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
-    {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 0},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1},
     {CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT, 4},
 };
 
@@ -163,8 +164,7 @@ SOFTCUDA_API cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice pe
   });
 }
 
-SOFTCUDA_API cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice,
-                                     CUdevice dstDevice) {
+SOFTCUDA_API cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice) {
   return locked_call([&] {
     require(value != nullptr);
     device_at(srcDevice);

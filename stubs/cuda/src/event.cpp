@@ -147,8 +147,8 @@ CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
       require(event->fence != nullptr, CUDA_ERROR_INVALID_HANDLE);
     }
     require(first->fence->done() && last->fence->done(), CUDA_ERROR_NOT_READY);
-    *milliseconds = static_cast<float>(static_cast<double>(last->fence->nanoseconds() - first->fence->nanoseconds()) *
-                                       1e-6);
+    *milliseconds =
+        static_cast<float>(static_cast<double>(last->fence->nanoseconds() - first->fence->nanoseconds()) * 1e-6);
   });
 }
 

@@ -75,7 +75,9 @@ using namespace softcuda;
 namespace {
 
 // These take a genuine CUfunction or a kernel in its place.
-std::shared_ptr<Function> function_at(CUfunction handle) { return callee_at(handle).function; }
+std::shared_ptr<Function> function_at(CUfunction handle) {
+  return callee_at(handle).function;
+}
 
 }  // namespace
 

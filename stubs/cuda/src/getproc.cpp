@@ -18,7 +18,7 @@ struct Row {
 };
 
 #define SOFTCUDA_EXPORT(name, version, symbol) {#name, version, reinterpret_cast<void *>(&symbol), 0, nullptr},
-#define SOFTCUDA_EXPORT_PER_THREAD(name, version, symbol, per_thread_version, per_thread)                      \
+#define SOFTCUDA_EXPORT_PER_THREAD(name, version, symbol, per_thread_version, per_thread) \
   {#name, version, reinterpret_cast<void *>(&symbol), per_thread_version, reinterpret_cast<void *>(&per_thread)},
 const Row kRows[] = {
 #include "exports.inc"

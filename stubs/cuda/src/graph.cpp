@@ -14,7 +14,9 @@ namespace softcuda {
 
 namespace {
 
-bool is_kernel(const Node &node) { return node_type(*node.work) == CU_GRAPH_NODE_TYPE_KERNEL; }
+bool is_kernel(const Node &node) {
+  return node_type(*node.work) == CU_GRAPH_NODE_TYPE_KERNEL;
+}
 
 bool same(const CUgraphEdgeData &a, const CUgraphEdgeData &b) {
   return a.from_port == b.from_port && a.to_port == b.to_port && a.type == b.type;
@@ -154,11 +156,17 @@ void remove_node(Graph &graph, const std::shared_ptr<Node> &node) {
   graph.nodes.erase(std::remove(graph.nodes.begin(), graph.nodes.end(), node), graph.nodes.end());
 }
 
-std::shared_ptr<Graph> graph_at(CUgraph handle) { return process().graphs.get(handle, CUDA_ERROR_INVALID_VALUE); }
+std::shared_ptr<Graph> graph_at(CUgraph handle) {
+  return process().graphs.get(handle, CUDA_ERROR_INVALID_VALUE);
+}
 
-std::shared_ptr<Node> node_at(CUgraphNode handle) { return process().nodes.get(handle, CUDA_ERROR_INVALID_VALUE); }
+std::shared_ptr<Node> node_at(CUgraphNode handle) {
+  return process().nodes.get(handle, CUDA_ERROR_INVALID_VALUE);
+}
 
-bool plain(const CUgraphEdgeData &data) { return same(data, CUgraphEdgeData{}); }
+bool plain(const CUgraphEdgeData &data) {
+  return same(data, CUgraphEdgeData{});
+}
 
 void add_edge(Node &from, Node &to, const CUgraphEdgeData &data) {
   const auto graph = from.graph.lock();

@@ -25,7 +25,7 @@ struct Arguments {
   std::vector<Line> lines;
   std::vector<void *> pointers;  // one per parameter, into `lines`
   bool from_extra = false;
-  size_t extra_bytes = 0;        // what the program passed, at most the block
+  size_t extra_bytes = 0;  // what the program passed, at most the block
   std::array<void *, 5> extra{};
 
   std::byte *data() { return lines.empty() ? nullptr : lines.front().bytes.data(); }
@@ -108,7 +108,7 @@ struct Graph {
   uint64_t cloned_from = 0;
   std::vector<std::shared_ptr<Node>> nodes;  // in creation order
   std::map<std::shared_ptr<UserObject>, unsigned> user_objects;
-  bool owned = false;       // by a child-graph or conditional node: cannot be destroyed by itself
+  bool owned = false;        // by a child-graph or conditional node: cannot be destroyed by itself
   unsigned executables = 0;  // made of a graph with allocation nodes
   std::vector<CUgraphConditionalHandle> conditionals;
 };

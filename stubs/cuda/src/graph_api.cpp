@@ -194,23 +194,20 @@ SOFTCUDA_API cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *
 }
 
 SOFTCUDA_API cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependencies, size_t *numDependencies) {
-  return locked_call(
-      [&] { answer_edges(dependency_rows(hNode), dependencies, nullptr, nullptr, numDependencies); });
+  return locked_call([&] { answer_edges(dependency_rows(hNode), dependencies, nullptr, nullptr, numDependencies); });
 }
 
 SOFTCUDA_API cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies, CUgraphEdgeData *edgeData,
                                            size_t *numDependencies) {
-  return locked_call(
-      [&] { answer_edges(dependency_rows(hNode), dependencies, nullptr, edgeData, numDependencies); });
+  return locked_call([&] { answer_edges(dependency_rows(hNode), dependencies, nullptr, edgeData, numDependencies); });
 }
 
 SOFTCUDA_API cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes, size_t *numDependentNodes) {
-  return locked_call(
-      [&] { answer_edges(dependent_rows(hNode), nullptr, dependentNodes, nullptr, numDependentNodes); });
+  return locked_call([&] { answer_edges(dependent_rows(hNode), nullptr, dependentNodes, nullptr, numDependentNodes); });
 }
 
-SOFTCUDA_API cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes,
-                                             CUgraphEdgeData *edgeData, size_t *numDependentNodes) {
+SOFTCUDA_API cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes, CUgraphEdgeData *edgeData,
+                                             size_t *numDependentNodes) {
   return locked_call(
       [&] { answer_edges(dependent_rows(hNode), nullptr, dependentNodes, edgeData, numDependentNodes); });
 }

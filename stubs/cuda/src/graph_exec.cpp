@@ -155,8 +155,8 @@ SOFTCUDA_API cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGrap
   return instantiate_plain(phGraphExec, hGraph, flags);
 }
 
-SOFTCUDA_API cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
-                                   char *logBuffer, size_t bufferSize) {
+SOFTCUDA_API cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
+                                   size_t bufferSize) {
   return call([&] {
     if (logBuffer != nullptr && bufferSize > 0) *logBuffer = '\0';
     const Refusal refusal = instantiate(phGraphExec, hGraph, 0);
@@ -247,8 +247,8 @@ SOFTCUDA_API cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode 
   });
 }
 
-SOFTCUDA_API cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
-                                            const CUDA_MEMCPY3D *copyParams, CUcontext ctx) {
+SOFTCUDA_API cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams,
+                                            CUcontext ctx) {
   return change<CopyWork>(hGraphExec, hNode, [&](const CopyWork &old, const Node &) {
     require(copyParams != nullptr);
     return changed_copy(old, *copyParams, ctx);
@@ -315,7 +315,8 @@ SOFTCUDA_API cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, un
     const auto exec = exec_at(hGraphExec);
     const Node &node = exec_node(*exec, hNode);
     const CUgraphNodeType type = node_type(*node.work);
-    require(type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET);
+    require(type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+            type == CU_GRAPH_NODE_TYPE_MEMSET);
     if (isEnabled != 0) {
       exec->disabled.erase(&node);
     } else {

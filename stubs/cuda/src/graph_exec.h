@@ -29,7 +29,7 @@ struct Program {
 };
 
 struct GraphExec {
-  std::shared_ptr<Graph> snapshot;  // its nodes have no handles
+  std::shared_ptr<Graph> snapshot;                 // its nodes have no handles
   std::unordered_map<uint64_t, Node *> by_origin;  // by the id of the node that the program knows
   std::set<const Node *> disabled;
   uint64_t flags = 0;

@@ -149,8 +149,7 @@ SOFTCUDA_API cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D *
 }
 
 SOFTCUDA_API cuGraphAddMemsetNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
-                                  size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams,
-                                  CUcontext ctx) {
+                                  size_t numDependencies, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx) {
   return add(phGraphNode, hGraph, dependencies, numDependencies, [&] {
     require(memsetParams != nullptr);
     return read_fill(*memsetParams, ctx);
@@ -200,9 +199,8 @@ SOFTCUDA_API cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PA
 
 SOFTCUDA_API cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                       size_t numDependencies, CUgraph childGraph) {
-  return add(phGraphNode, hGraph, dependencies, numDependencies, [&] {
-    return read_child(childGraph, graph_at(hGraph).get(), CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE);
-  });
+  return add(phGraphNode, hGraph, dependencies, numDependencies,
+             [&] { return read_child(childGraph, graph_at(hGraph).get(), CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE); });
 }
 
 SOFTCUDA_API cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph) {

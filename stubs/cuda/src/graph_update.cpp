@@ -15,7 +15,9 @@ UpdateResult refuse(CUgraphExecUpdateResult result, const Node *node = nullptr, 
   return {result, NodeHandles::handle(node), NodeHandles::handle(from)};
 }
 
-bool accepted(const UpdateResult &result) { return result.result == CU_GRAPH_EXEC_UPDATE_SUCCESS; }
+bool accepted(const UpdateResult &result) {
+  return result.result == CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
 
 std::vector<const Node *> exits(const Graph &graph) {
   std::vector<const Node *> out;

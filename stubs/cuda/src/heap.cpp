@@ -74,8 +74,7 @@ class Heap {
   }
 
   void give_back(uint64_t offset, uint64_t bytes) {
-    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-              static_cast<off_t>(bytes));
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     const std::lock_guard lock(mutex_);
     auto at = free_.emplace(offset, bytes).first;
     if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
@@ -111,7 +110,9 @@ void poison(int file, uint64_t offset, uint64_t bytes) {
 }
 
 // The extent and its trailer.
-uint64_t footprint(uint64_t bytes, bool shareable) { return bytes + (shareable ? kPage : 0); }
+uint64_t footprint(uint64_t bytes, bool shareable) {
+  return bytes + (shareable ? kPage : 0);
+}
 
 // Arbitrary places are below the fixed bases that programs like to reserve, and above small numbers.
 constexpr uint64_t kLowest = uint64_t{0x20} << 40;
@@ -180,11 +181,14 @@ std::shared_ptr<Extent> Extent::import_descriptor(int descriptor) {
   return std::make_shared<Extent>(own, trailer.offset, trailer.bytes, trailer.device);
 }
 
-int heap_file() { return Heap::get().file(); }
+int heap_file() {
+  return Heap::get().file();
+}
 
 bool place_at(uint64_t address, uint64_t bytes) {
   void *const wanted = reinterpret_cast<void *>(address);
-  void *const at = mmap(wanted, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void *const at =
+      mmap(wanted, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (at == MAP_FAILED) return false;
   if (at == wanted) return true;
   munmap(at, bytes);  // a kernel that does not know MAP_FIXED_NOREPLACE
@@ -202,10 +206,12 @@ uint64_t place_anywhere(uint64_t bytes, uint64_t alignment) {
 }
 
 void blank(uint64_t address, uint64_t bytes) {
-  mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-       -1, 0);
+  mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+       0);
 }
 
-void give_up(uint64_t address, uint64_t bytes) { munmap(reinterpret_cast<void *>(address), bytes); }
+void give_up(uint64_t address, uint64_t bytes) {
+  munmap(reinterpret_cast<void *>(address), bytes);
+}
 
 }  // namespace softcuda

@@ -15,7 +15,9 @@ namespace softcuda {
 inline constexpr uint64_t kPage = 4096;
 inline constexpr uint64_t kGranule = uint64_t{2} << 20;  // what cuMemCreate and address reservations are made of
 
-constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 // A piece of device memory.  Lives as long as a handle or a mapping refers to it.
 class Extent {

@@ -68,7 +68,9 @@ T read(const std::byte *from) {
   return out;
 }
 
-bool starts_elf(const std::byte *data) { return std::memcmp(data, ELFMAG, SELFMAG) == 0; }
+bool starts_elf(const std::byte *data) {
+  return std::memcmp(data, ELFMAG, SELFMAG) == 0;
+}
 
 // An object's size is nowhere written down: it ends with its last table or section.
 uint64_t elf_bytes(const std::byte *data) {
@@ -100,9 +102,9 @@ std::vector<ImageGlobal> read_globals(const std::vector<std::byte> &elf) {
     if (section.sh_type != SHT_DYNSYM) continue;
     require(section.sh_link < sections.size(), CUDA_ERROR_INVALID_IMAGE);
     const Elf64_Shdr &strings = sections[section.sh_link];
-    require(inside(section.sh_offset, section.sh_size) && inside(strings.sh_offset, strings.sh_size) &&
-                strings.sh_size > 0,
-            CUDA_ERROR_INVALID_IMAGE);
+    require(
+        inside(section.sh_offset, section.sh_size) && inside(strings.sh_offset, strings.sh_size) && strings.sh_size > 0,
+        CUDA_ERROR_INVALID_IMAGE);
     for (uint64_t at = 0; at + sizeof(Elf64_Sym) <= section.sh_size; at += sizeof(Elf64_Sym)) {
       const auto symbol = read<Elf64_Sym>(elf.data() + section.sh_offset + at);
       if (ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || symbol.st_shndx == SHN_UNDEF) continue;
@@ -115,9 +117,10 @@ std::vector<ImageGlobal> read_globals(const std::vector<std::byte> &elf) {
   return out;
 }
 
-std::shared_ptr<const Image> from_elf(const std::byte *data, uint64_t bytes) {
-  require(bytes >= sizeof(Elf64_Ehdr) && starts_elf(data), CUDA_ERROR_INVALID_IMAGE);
-  require(elf_bytes(data) <= bytes, CUDA_ERROR_INVALID_IMAGE);
+std::shared_ptr<const Image> from_elf(const std::byte *data, uint64_t most) {
+  require(most >= sizeof(Elf64_Ehdr) && starts_elf(data), CUDA_ERROR_INVALID_IMAGE);
+  const uint64_t bytes = elf_bytes(data);
+  require(bytes <= most, CUDA_ERROR_INVALID_IMAGE);
   auto image = std::make_shared<Image>();
   image->elf.assign(data, data + bytes);
   image->globals = read_globals(image->elf);

@@ -67,7 +67,9 @@ std::shared_ptr<Arguments> pack_arguments(const KernelEntry &entry, const Launch
   return arguments;
 }
 
-uint64_t product(const std::array<unsigned, 3> &shape) { return uint64_t{shape[0]} * shape[1] * shape[2]; }
+uint64_t product(const std::array<unsigned, 3> &shape) {
+  return uint64_t{shape[0]} * shape[1] * shape[2];
+}
 
 void record_in_capture(const CUevent handle, const std::shared_ptr<Stream> &stream, const std::shared_ptr<Node> &node,
                        const CUgraphEdgeData &data) {
@@ -154,7 +156,8 @@ KernelWork kernel_work(const Callee &callee, const LaunchRequest &request) {
   require(request.grid[0] <= 0x7fffffffu && request.grid[1] <= 65535 && request.grid[2] <= 65535);
   require(request.block[0] <= 1024 && request.block[1] <= 1024 && request.block[2] <= 64);
   require(product(request.block) <= kMaxThreadsPerBlock);
-  const int most = function_attribute(*function.entry, function.settings, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  const int most =
+      function_attribute(*function.entry, function.settings, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   require(request.shared_bytes <= static_cast<unsigned>(most));
   const auto module = function.module.lock();
   require(module != nullptr, CUDA_ERROR_INVALID_HANDLE);

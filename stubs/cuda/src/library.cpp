@@ -74,8 +74,7 @@ Callee callee_at(CUfunction handle) {
 using namespace softcuda;
 
 SOFTCUDA_API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *, void **,
-                               unsigned int numJitOptions, CUlibraryOption *, void **,
-                               unsigned int numLibraryOptions) {
+                               unsigned int numJitOptions, CUlibraryOption *, void **, unsigned int numLibraryOptions) {
   return call([&] {
     require(numJitOptions <= 64 && numLibraryOptions <= CU_LIBRARY_NUM_OPTIONS);
     load_library(library, read_image(code));

@@ -62,6 +62,14 @@ bool Ranges::covers(uint64_t address, uint64_t bytes, bool write) {
   return true;
 }
 
+std::vector<Range> Ranges::of(const Context &context) const {
+  std::vector<Range> out;
+  for (const auto &[base, range] : ranges_) {
+    if (range.context.lock().get() == &context) out.push_back(range);
+  }
+  return out;
+}
+
 Ranges &ranges() {
   alignas(Ranges) static std::byte storage[sizeof(Ranges)];
   static Ranges *const all = std::construct_at(reinterpret_cast<Ranges *>(storage));
@@ -81,7 +89,9 @@ void charge(CUdevice ordinal, uint64_t bytes) {
   device.memory_used += bytes;
 }
 
-void discharge(CUdevice ordinal, uint64_t bytes) { device_at(ordinal).memory_used -= bytes; }
+void discharge(CUdevice ordinal, uint64_t bytes) {
+  device_at(ordinal).memory_used -= bytes;
+}
 
 Allocation::Allocation(CUdevice on, uint64_t size, Kind kind, const std::shared_ptr<Context> &)
     : bytes(size), device(on) {
@@ -99,7 +109,9 @@ Allocation::Allocation(CUdevice on, uint64_t size, Kind kind, const std::shared_
   address = mapping + shift;
 }
 
-Allocation::~Allocation() { give_up(mapping, mapping_bytes); }
+Allocation::~Allocation() {
+  give_up(mapping, mapping_bytes);
+}
 
 Range Allocation::range(Kind kind, const std::shared_ptr<Context> &context) const {
   Range out;
@@ -136,6 +148,29 @@ void deallocate(uint64_t address) {
   discharge(it->second->device, round_up(it->second->bytes, kSmallAlignment));
   ranges().remove(address);
   allocations().erase(it);
+}
+
+void release_memory(const Context &context) {
+  for (const Range &range : ranges().of(context)) {
+    switch (range.kind) {
+      case Kind::Plain:
+      case Kind::Pool:
+        // Memory of a graph is not in the table: it goes with the graph.
+        if (allocations().count(range.base) != 0) deallocate(range.base);
+        break;
+      case Kind::HostAlloc:
+      case Kind::Imported:
+        give_up(range.mapping, range.mapping_bytes);
+        ranges().remove(range.base);
+        break;
+      case Kind::Registered:
+        ranges().remove(range.base);
+        break;
+      case Kind::Mapped:
+      case Kind::Global:
+        break;
+    }
+  }
 }
 
 }  // namespace softcuda

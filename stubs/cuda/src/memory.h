@@ -6,7 +6,7 @@
 
 #include <map>
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "heap.h"
 #include "process.h"
@@ -34,7 +34,7 @@ struct Range {
   std::shared_ptr<Extent> extent;
   uint64_t mapping = 0;  // the pages that hold it
   uint64_t mapping_bytes = 0;
-  CUmemGenericAllocationHandle handle = 0;                       // of a Mapped range
+  CUmemGenericAllocationHandle handle = 0;  // of a Mapped range
   CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   bool sync_memops = false;
   std::shared_ptr<MemPool> pool;
@@ -51,6 +51,7 @@ class Ranges {
   Range *starting_at(uint64_t address);
   bool overlaps(uint64_t address, uint64_t bytes) const;
   void remove(uint64_t base) { ranges_.erase(base); }
+  std::vector<Range> of(const Context &context) const;
   // Whether all of [address, address + bytes) is memory that the driver knows and lets a copy read or write.
   bool covers(uint64_t address, uint64_t bytes, bool write);
 
@@ -86,6 +87,9 @@ void discharge(CUdevice device, uint64_t bytes);
 std::map<uint64_t, std::shared_ptr<Allocation>> &allocations();
 CUdeviceptr allocate(CUdevice device, uint64_t bytes, Kind kind, const std::shared_ptr<Context> &context);
 void deallocate(uint64_t address);
+
+// Lets go of what a context that ends had allocated, device and pinned memory, and of what it registered.
+void release_memory(const Context &context);
 
 }  // namespace softcuda
 

@@ -124,17 +124,21 @@ ChildWork read_child(CUgraph handle, const Graph *parent, CUgraphChildGraphNodeO
   return {std::move(clone)};
 }
 
-WaitWork read_wait(CUevent event) { return {process().events.get(event, CUDA_ERROR_INVALID_VALUE)}; }
+WaitWork read_wait(CUevent event) {
+  return {process().events.get(event, CUDA_ERROR_INVALID_VALUE)};
+}
 
-RecordWork read_record(CUevent event) { return {process().events.get(event, CUDA_ERROR_INVALID_VALUE)}; }
+RecordWork read_record(CUevent event) {
+  return {process().events.get(event, CUDA_ERROR_INVALID_VALUE)};
+}
 
 BatchWork read_batch(const CUDA_BATCH_MEM_OP_NODE_PARAMS &params) {
   require(params.count > 0 && params.count <= 256 && params.paramArray != nullptr && params.flags == 0);
   BatchWork work;
   work.context = context_or_current(params.ctx);
   work.flags = params.flags;
-  work.ops = std::make_shared<std::vector<CUstreamBatchMemOpParams>>(params.paramArray,
-                                                                     params.paramArray + params.count);
+  work.ops =
+      std::make_shared<std::vector<CUstreamBatchMemOpParams>>(params.paramArray, params.paramArray + params.count);
   return work;
 }
 
@@ -183,6 +187,8 @@ Work read_work(CUgraphNodeParams &params, const Graph *graph, const Work *curren
   }
 }
 
-void set_work(Node &node, Work work) { node.work = std::make_shared<const Work>(std::move(work)); }
+void set_work(Node &node, Work work) {
+  node.work = std::make_shared<const Work>(std::move(work));
+}
 
 }  // namespace softcuda

@@ -60,7 +60,9 @@ void free_async(CUdeviceptr address, Stream &stream) {
 }
 
 // CUmemPool_attribute values are int or cuuint64_t.
-bool is_flag(CUmemPool_attribute attribute) { return attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; }
+bool is_flag(CUmemPool_attribute attribute) {
+  return attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+}
 
 int &flag_of(MemPool &pool, CUmemPool_attribute attribute) {
   if (attribute == CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES) return pool.reuse_event;

@@ -94,7 +94,9 @@ Device &device_at(CUdevice ordinal) {
 using softcuda::process;
 using softcuda::this_thread;
 
-SOFTCUDA_API cuInit(unsigned int Flags) { return softcuda::initialise(Flags); }
+SOFTCUDA_API cuInit(unsigned int Flags) {
+  return softcuda::initialise(Flags);
+}
 
 SOFTCUDA_API cuDriverGetVersion(int *driverVersion) {
   if (driverVersion == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -106,8 +108,7 @@ extern "C" __attribute__((visibility("default"))) void softcuda_set_owner(uint32
   this_thread().owner = owner < SOFTCUDA_OWNER_COUNT ? owner : uint32_t{SOFTCUDA_OWNER_ENGINE};
 }
 
-extern "C" __attribute__((visibility("default"))) int softcuda_counters(uint32_t owner,
-                                                                        softcuda_counter_values *out) {
+extern "C" __attribute__((visibility("default"))) int softcuda_counters(uint32_t owner, softcuda_counter_values *out) {
   if (owner >= SOFTCUDA_OWNER_COUNT || out == nullptr) return 1;
   const softcuda::Counters &from = process().counters[owner];
   *out = {from.launches, from.captures, from.graph_launches, from.instantiations, from.module_loads, from.allocations};

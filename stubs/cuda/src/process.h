@@ -44,8 +44,7 @@ struct Settings {
 };
 
 struct Counters {
-  std::atomic<uint64_t> launches{0}, captures{0}, graph_launches{0}, instantiations{0}, module_loads{0},
-      allocations{0};
+  std::atomic<uint64_t> launches{0}, captures{0}, graph_launches{0}, instantiations{0}, module_loads{0}, allocations{0};
 };
 
 struct Device {
@@ -87,19 +86,23 @@ struct Process {
 Process &process();
 
 using Lock = std::unique_lock<std::mutex>;
-inline Lock lock_process() { return Lock(process().mutex); }
+inline Lock lock_process() {
+  return Lock(process().mutex);
+}
 
 // What belongs to a thread.
 struct Thread {
   std::vector<std::weak_ptr<Context>> contexts;  // the stack; the last one is current
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   uint32_t owner = SOFTCUDA_OWNER_ENGINE;
-  bool per_thread_default_stream = false;  // while a _ptds or _ptsz entry runs
+  bool per_thread_default_stream = false;                   // while a _ptds or _ptsz entry runs
   std::map<uint64_t, std::shared_ptr<Stream>> own_streams;  // CU_STREAM_PER_THREAD by context id
 };
 Thread &this_thread();
 
-inline Counters &counters() { return process().counters[this_thread().owner]; }
+inline Counters &counters() {
+  return process().counters[this_thread().owner];
+}
 
 // Sets the process up.  In a child forked from an initialised process it fails, as every call does there.
 CUresult initialise(unsigned flags);

@@ -29,7 +29,9 @@ SOFTCUDA_API cuStreamBeginCapture_ptsz(CUstream hStream) {
   return cuStreamBeginCapture(hStream);
 }
 
-SOFTCUDA_API cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode) {
+SOFTCUDA_API cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
+                                              const CUgraphEdgeData *dependencyData, size_t numDependencies,
+                                              CUstreamCaptureMode mode) {
   const PerThreadDefault scope;
   return cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
 }
@@ -39,27 +41,38 @@ SOFTCUDA_API cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph) {
   return cuStreamEndCapture(hStream, phGraph);
 }
 
-SOFTCUDA_API cuStreamGetCaptureInfo_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out) {
+SOFTCUDA_API cuStreamGetCaptureInfo_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+                                         cuuint64_t *id_out) {
   const PerThreadDefault scope;
   return cuStreamGetCaptureInfo(hStream, captureStatus_out, id_out);
 }
 
-SOFTCUDA_API cuStreamGetCaptureInfo_v2_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out) {
+SOFTCUDA_API cuStreamGetCaptureInfo_v2_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+                                            cuuint64_t *id_out, CUgraph *graph_out,
+                                            const CUgraphNode **dependencies_out, size_t *numDependencies_out) {
   const PerThreadDefault scope;
-  return cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out);
+  return cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
+                                   numDependencies_out);
 }
 
-SOFTCUDA_API cuStreamGetCaptureInfo_v3_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out) {
+SOFTCUDA_API cuStreamGetCaptureInfo_v3_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+                                            cuuint64_t *id_out, CUgraph *graph_out,
+                                            const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,
+                                            size_t *numDependencies_out) {
   const PerThreadDefault scope;
-  return cuStreamGetCaptureInfo_v3(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out);
+  return cuStreamGetCaptureInfo_v3(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out,
+                                   numDependencies_out);
 }
 
-SOFTCUDA_API cuStreamUpdateCaptureDependencies_ptsz(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags) {
+SOFTCUDA_API cuStreamUpdateCaptureDependencies_ptsz(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies,
+                                                    unsigned int flags) {
   const PerThreadDefault scope;
   return cuStreamUpdateCaptureDependencies(hStream, dependencies, numDependencies, flags);
 }
 
-SOFTCUDA_API cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags) {
+SOFTCUDA_API cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode *dependencies,
+                                                       const CUgraphEdgeData *dependencyData, size_t numDependencies,
+                                                       unsigned int flags) {
   const PerThreadDefault scope;
   return cuStreamUpdateCaptureDependencies_v2(hStream, dependencies, dependencyData, numDependencies, flags);
 }
@@ -99,17 +112,20 @@ SOFTCUDA_API cuMemcpyDtoHAsync_v2_ptsz(void *dstHost, CUdeviceptr srcDevice, siz
   return cuMemcpyDtoHAsync_v2(dstHost, srcDevice, ByteCount, hStream);
 }
 
-SOFTCUDA_API cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+SOFTCUDA_API cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+                                       CUstream hStream) {
   const PerThreadDefault scope;
   return cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream);
 }
 
-SOFTCUDA_API cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext unnamed1, CUdeviceptr srcDevice, CUcontext unnamed3, size_t ByteCount) {
+SOFTCUDA_API cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext unnamed1, CUdeviceptr srcDevice, CUcontext unnamed3,
+                               size_t ByteCount) {
   const PerThreadDefault scope;
   return cuMemcpyPeer(dstDevice, unnamed1, srcDevice, unnamed3, ByteCount);
 }
 
-SOFTCUDA_API cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext unnamed1, CUdeviceptr srcDevice, CUcontext unnamed3, size_t ByteCount, CUstream hStream) {
+SOFTCUDA_API cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext unnamed1, CUdeviceptr srcDevice,
+                                    CUcontext unnamed3, size_t ByteCount, CUstream hStream) {
   const PerThreadDefault scope;
   return cuMemcpyPeerAsync(dstDevice, unnamed1, srcDevice, unnamed3, ByteCount, hStream);
 }
@@ -154,17 +170,20 @@ SOFTCUDA_API cuMemsetD32_v2_ptds(CUdeviceptr dstDevice, unsigned int ui, size_t 
   return cuMemsetD32_v2(dstDevice, ui, N);
 }
 
-SOFTCUDA_API cuMemsetD2D8_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height) {
+SOFTCUDA_API cuMemsetD2D8_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width,
+                                  size_t Height) {
   const PerThreadDefault scope;
   return cuMemsetD2D8_v2(dstDevice, dstPitch, uc, Width, Height);
 }
 
-SOFTCUDA_API cuMemsetD2D16_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
+SOFTCUDA_API cuMemsetD2D16_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                   size_t Height) {
   const PerThreadDefault scope;
   return cuMemsetD2D16_v2(dstDevice, dstPitch, us, Width, Height);
 }
 
-SOFTCUDA_API cuMemsetD2D32_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height) {
+SOFTCUDA_API cuMemsetD2D32_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width,
+                                   size_t Height) {
   const PerThreadDefault scope;
   return cuMemsetD2D32_v2(dstDevice, dstPitch, ui, Width, Height);
 }
@@ -184,17 +203,20 @@ SOFTCUDA_API cuMemsetD32Async_ptsz(CUdeviceptr dstDevice, unsigned int ui, size_
   return cuMemsetD32Async(dstDevice, ui, N, hStream);
 }
 
-SOFTCUDA_API cuMemsetD2D8Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream) {
+SOFTCUDA_API cuMemsetD2D8Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width,
+                                    size_t Height, CUstream hStream) {
   const PerThreadDefault scope;
   return cuMemsetD2D8Async(dstDevice, dstPitch, uc, Width, Height, hStream);
 }
 
-SOFTCUDA_API cuMemsetD2D16Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream) {
+SOFTCUDA_API cuMemsetD2D16Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                     size_t Height, CUstream hStream) {
   const PerThreadDefault scope;
   return cuMemsetD2D16Async(dstDevice, dstPitch, us, Width, Height, hStream);
 }
 
-SOFTCUDA_API cuMemsetD2D32Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream) {
+SOFTCUDA_API cuMemsetD2D32Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width,
+                                     size_t Height, CUstream hStream) {
   const PerThreadDefault scope;
   return cuMemsetD2D32Async(dstDevice, dstPitch, ui, Width, Height, hStream);
 }
@@ -214,7 +236,8 @@ SOFTCUDA_API cuStreamWaitEvent_ptsz(CUstream hStream, CUevent hEvent, unsigned i
   return cuStreamWaitEvent(hStream, hEvent, Flags);
 }
 
-SOFTCUDA_API cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) {
+SOFTCUDA_API cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGraph,
+                                               CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) {
   const PerThreadDefault scope;
   return cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams);
 }
@@ -229,9 +252,12 @@ SOFTCUDA_API cuGraphLaunch_ptsz(CUgraphExec hGraphExec, CUstream hStream) {
   return cuGraphLaunch(hGraphExec, hStream);
 }
 
-SOFTCUDA_API cuLaunchKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) {
+SOFTCUDA_API cuLaunchKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                 unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                 unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) {
   const PerThreadDefault scope;
-  return cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra);
+  return cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                        kernelParams, extra);
 }
 
 SOFTCUDA_API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) {
@@ -239,9 +265,13 @@ SOFTCUDA_API cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, v
   return cuLaunchKernelEx(config, f, kernelParams, extra);
 }
 
-SOFTCUDA_API cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams) {
+SOFTCUDA_API cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                            unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                                            unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
+                                            void **kernelParams) {
   const PerThreadDefault scope;
-  return cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);
+  return cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes,
+                                   hStream, kernelParams);
 }
 
 SOFTCUDA_API cuLaunchHostFunc_ptsz(CUstream hStream, CUhostFn fn, void *userData) {
@@ -327,4 +357,30 @@ SOFTCUDA_API cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback callbac
 SOFTCUDA_API cuStreamIsCapturing_ptsz(CUstream hStream, CUstreamCaptureStatus *captureStatus) {
   const PerThreadDefault scope;
   return cuStreamIsCapturing(hStream, captureStatus);
+}
+
+SOFTCUDA_API cuStreamWaitValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+  const PerThreadDefault scope;
+  return cuStreamWaitValue32_v2(stream, addr, value, flags);
+}
+
+SOFTCUDA_API cuStreamWaitValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) {
+  const PerThreadDefault scope;
+  return cuStreamWaitValue64_v2(stream, addr, value, flags);
+}
+
+SOFTCUDA_API cuStreamWriteValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+  const PerThreadDefault scope;
+  return cuStreamWriteValue32_v2(stream, addr, value, flags);
+}
+
+SOFTCUDA_API cuStreamWriteValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) {
+  const PerThreadDefault scope;
+  return cuStreamWriteValue64_v2(stream, addr, value, flags);
+}
+
+SOFTCUDA_API cuStreamBatchMemOp_v2_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray,
+                                        unsigned int flags) {
+  const PerThreadDefault scope;
+  return cuStreamBatchMemOp_v2(stream, count, paramArray, flags);
 }

@@ -24,7 +24,9 @@ uint64_t seed();
 uint64_t draw();
 
 // Where an object stands in the process's arbitrary order.
-inline uint64_t shuffled_rank(uint64_t id) { return mix(seed() ^ mix(id)); }
+inline uint64_t shuffled_rank(uint64_t id) {
+  return mix(seed() ^ mix(id));
+}
 
 // Fills a struct that goes to the caller with noise, so that nobody takes its padding for zero.
 void scramble(void *data, size_t bytes);

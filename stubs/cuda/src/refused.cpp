@@ -18,11 +18,17 @@ CUresult refuse() {
 
 }  // namespace
 
-SOFTCUDA_API cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int) { return refuse(); }
+SOFTCUDA_API cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int) {
+  return refuse();
+}
 
-SOFTCUDA_API cuMulticastCreate(CUmemGenericAllocationHandle *, const CUmulticastObjectProp *) { return refuse(); }
+SOFTCUDA_API cuMulticastCreate(CUmemGenericAllocationHandle *, const CUmulticastObjectProp *) {
+  return refuse();
+}
 
-SOFTCUDA_API cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice) { return refuse(); }
+SOFTCUDA_API cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice) {
+  return refuse();
+}
 
 SOFTCUDA_API cuMulticastBindMem(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
                                 unsigned long long) {
@@ -33,18 +39,26 @@ SOFTCUDA_API cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t, CUdevicep
   return refuse();
 }
 
-SOFTCUDA_API cuMulticastUnbind(CUmemGenericAllocationHandle, CUdevice, size_t, size_t) { return refuse(); }
+SOFTCUDA_API cuMulticastUnbind(CUmemGenericAllocationHandle, CUdevice, size_t, size_t) {
+  return refuse();
+}
 
 SOFTCUDA_API cuMulticastGetGranularity(size_t *, const CUmulticastObjectProp *, CUmulticastGranularity_flags) {
   return refuse();
 }
 
-SOFTCUDA_API cuIpcGetEventHandle(CUipcEventHandle *, CUevent) { return refuse(); }
+SOFTCUDA_API cuIpcGetEventHandle(CUipcEventHandle *, CUevent) {
+  return refuse();
+}
 
-SOFTCUDA_API cuIpcOpenEventHandle(CUevent *, CUipcEventHandle) { return refuse(); }
+SOFTCUDA_API cuIpcOpenEventHandle(CUevent *, CUipcEventHandle) {
+  return refuse();
+}
 
 SOFTCUDA_API cuMemGetHandleForAddressRange(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) {
   return refuse();
 }
 
-SOFTCUDA_API cuGetExportTable(const void **, const CUuuid *) { return CUDA_ERROR_NOT_SUPPORTED; }
+SOFTCUDA_API cuGetExportTable(const void **, const CUuuid *) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}

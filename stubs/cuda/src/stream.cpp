@@ -63,7 +63,9 @@ std::shared_ptr<Stream> stream_at(CUstream handle) {
   return stream;
 }
 
-int clamp_priority(int priority) { return std::clamp(priority, kGreatestPriority, kLeastPriority); }
+int clamp_priority(int priority) {
+  return std::clamp(priority, kGreatestPriority, kLeastPriority);
+}
 
 }  // namespace
 
@@ -84,7 +86,9 @@ std::shared_ptr<Stream> resolve_stream(CUstream handle) {
   return stream;
 }
 
-std::shared_ptr<Stream> default_stream() { return resolve_stream(nullptr); }
+std::shared_ptr<Stream> default_stream() {
+  return resolve_stream(nullptr);
+}
 
 Mark enqueue(Stream &stream, Queue::Task task) {
   return stream.queue->submit_after(null_stream_order(stream), std::move(task));
@@ -267,8 +271,8 @@ SOFTCUDA_API cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captur
   return locked_call([&] {
     require(captureStatus != nullptr);
     const auto stream = resolve_stream(hStream);
-    *captureStatus = stream->capture == nullptr           ? CU_STREAM_CAPTURE_STATUS_NONE
-                     : stream->capture->invalidated       ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *captureStatus = stream->capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
+                     : stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   });
 }

@@ -8,7 +8,9 @@
 
 namespace softcuda {
 
-void retain_user_object(UserObject &object, unsigned count) { object.references += count; }
+void retain_user_object(UserObject &object, unsigned count) {
+  object.references += count;
+}
 
 void drop_user_object(const std::shared_ptr<UserObject> &object, unsigned count) {
   require(object->references >= count);

@@ -14,12 +14,12 @@ enum { SOFTCUDA_OWNER_ENGINE = 0, SOFTCUDA_OWNER_COMMUNICATION = 1, SOFTCUDA_OWN
 
 // Successful calls since the process started, by who made them.
 typedef struct softcuda_counter_values {
-  uint64_t launches;        // kernel launches, captured ones included
-  uint64_t captures;        // stream captures begun
+  uint64_t launches;  // kernel launches, captured ones included
+  uint64_t captures;  // stream captures begun
   uint64_t graph_launches;
   uint64_t instantiations;
-  uint64_t module_loads;    // modules and libraries
-  uint64_t allocations;     // device memory: cuMemAlloc*, cuMemCreate
+  uint64_t module_loads;  // modules and libraries
+  uint64_t allocations;   // device memory: cuMemAlloc*, cuMemCreate
 } softcuda_counter_values;
 
 // Attributes the driver calls of the calling thread from now on.  0 (engine) at the start of a thread; an unknown

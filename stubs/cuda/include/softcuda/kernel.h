@@ -95,7 +95,9 @@ struct Kernel<Body> {
 
 }  // namespace detail
 
-inline const Launch &launch() { return *detail::current; }
+inline const Launch &launch() {
+  return *detail::current;
+}
 
 }  // namespace softcuda
 
@@ -104,26 +106,26 @@ inline const Launch &launch() { return *detail::current; }
 #define threadIdx (softcuda::Dim3{0, 0, 0})
 #define blockDim (softcuda::Dim3{1, 1, 1})
 
-#define SOFTCUDA_KERNEL(name, ...)                                                                               \
-  static void name(__VA_ARGS__);                                                                                 \
-  namespace softcuda_entries {                                                                                   \
-  static constexpr softcuda::KernelEntry name##_entry = softcuda::detail::Kernel<&::name>::entry(#name);         \
-  __attribute__((used, section("softcuda_kernels"))) static const softcuda::KernelEntry *const name##_pointer =  \
-      &name##_entry;                                                                                             \
-  }                                                                                                              \
+#define SOFTCUDA_KERNEL(name, ...)                                                                              \
+  static void name(__VA_ARGS__);                                                                                \
+  namespace softcuda_entries {                                                                                  \
+  static constexpr softcuda::KernelEntry name##_entry = softcuda::detail::Kernel<&::name>::entry(#name);        \
+  __attribute__((used, section("softcuda_kernels"))) static const softcuda::KernelEntry *const name##_pointer = \
+      &name##_entry;                                                                                            \
+  }                                                                                                             \
   static void name(__VA_ARGS__)
 
 // A device global, outside any namespace: visible to cuModuleGetGlobal under its own name.
 #define SOFTCUDA_GLOBAL __attribute__((visibility("default"), used))
 
 // Once in each image.
-#define SOFTCUDA_IMAGE()                                                                                         \
-  extern "C" {                                                                                                   \
-  extern const softcuda::KernelEntry *const __start_softcuda_kernels[] __attribute__((visibility("hidden")));    \
-  extern const softcuda::KernelEntry *const __stop_softcuda_kernels[] __attribute__((visibility("hidden")));     \
-  __attribute__((visibility("default"))) extern const softcuda::ImageTable softcuda_image_table;                 \
-  __attribute__((used)) const softcuda::ImageTable softcuda_image_table = {                                      \
-      softcuda::kImageAbi, __start_softcuda_kernels, __stop_softcuda_kernels};                                   \
+#define SOFTCUDA_IMAGE()                                                                                      \
+  extern "C" {                                                                                                \
+  extern const softcuda::KernelEntry *const __start_softcuda_kernels[] __attribute__((visibility("hidden"))); \
+  extern const softcuda::KernelEntry *const __stop_softcuda_kernels[] __attribute__((visibility("hidden")));  \
+  __attribute__((visibility("default"))) extern const softcuda::ImageTable softcuda_image_table;              \
+  __attribute__((used)) const softcuda::ImageTable softcuda_image_table = {                                   \
+      softcuda::kImageAbi, __start_softcuda_kernels, __stop_softcuda_kernels};                                \
   }
 
 #endif  // SOFTCUDA_KERNEL_H
