@@ -2,6 +2,7 @@
 #include "support/counters.h"
 
 #include <atomic>
+#include <initializer_list>
 
 namespace foundryd {
 namespace {
