@@ -140,3 +140,12 @@ def test_a_block_sees_its_launch_and_poisoned_shared_memory(program: Any) -> Non
         answer([sorted(set(seen[i::4])) for i in range(4)])
     """
     assert program(source) == [[64], [64], [0xCBCBCBCB], [1]]
+
+
+def test_a_program_may_end_while_work_is_in_flight(program: Any) -> None:
+    source = """
+        start(); module = load()
+        gate = Gate(module, ok(cu.cuStreamCreate(1)))
+        answer("over")
+    """
+    assert program(source) == "over"

@@ -93,12 +93,11 @@ void discharge(CUdevice ordinal, uint64_t bytes) {
   device_at(ordinal).memory_used -= bytes;
 }
 
-Allocation::Allocation(CUdevice on, uint64_t size, Kind kind, const std::shared_ptr<Context> &)
-    : bytes(size), device(on) {
+Allocation::Allocation(CUdevice on, uint64_t size) : bytes(size), device(on) {
   const bool small = size < kSmall;
   const uint64_t shift = small ? draw() % (kPage / kSmallAlignment) * kSmallAlignment : 0;
   mapping_bytes = round_up(size + shift, kPage);
-  extent = std::make_shared<Extent>(on, mapping_bytes, kind == Kind::Plain);
+  extent = std::make_shared<Extent>(on, mapping_bytes, false);
   mapping = place_anywhere(mapping_bytes, small ? kPage : kGranule);
   try {
     extent->map(mapping, mapping_bytes, PROT_READ | PROT_WRITE);
@@ -131,7 +130,7 @@ CUdeviceptr allocate(CUdevice device, uint64_t bytes, Kind kind, const std::shar
   const uint64_t charged = round_up(bytes, kSmallAlignment);
   charge(device, charged);
   try {
-    const auto allocation = std::make_shared<Allocation>(device, bytes, kind, context);
+    const auto allocation = std::make_shared<Allocation>(device, bytes);
     ranges().add(allocation->range(kind, context));
     allocations().emplace(allocation->address, allocation);
     ++counters().allocations;

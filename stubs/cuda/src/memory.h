@@ -64,7 +64,7 @@ Ranges &ranges();
 
 // A device allocation with a place of its own.  Given up with the last reference.
 struct Allocation {
-  Allocation(CUdevice device, uint64_t bytes, Kind kind, const std::shared_ptr<Context> &context);
+  Allocation(CUdevice device, uint64_t bytes);
   ~Allocation();
   Allocation(const Allocation &) = delete;
   Allocation &operator=(const Allocation &) = delete;

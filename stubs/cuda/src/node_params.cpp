@@ -30,7 +30,7 @@ AllocWork read_alloc(CUDA_MEM_ALLOC_NODE_PARAMS_v2 &params) {
   const CUdevice device = device_at(params.poolProps.location.id).ordinal;
   const auto context = current_context();
   AllocWork work;
-  work.memory = std::make_shared<Allocation>(device, params.bytesize, Kind::Pool, context);
+  work.memory = std::make_shared<Allocation>(device, params.bytesize);
   ranges().add(work.memory->range(Kind::Pool, context));
   params.dptr = work.memory->address;
   std::memcpy(&work.params, &params, sizeof work.params);

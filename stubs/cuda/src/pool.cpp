@@ -27,7 +27,7 @@ CUdeviceptr allocate_async(size_t bytes, const std::shared_ptr<MemPool> &pool, S
   const auto context = stream.context.lock();
   if (capturing(stream)) {
     AllocWork work;
-    work.memory = std::make_shared<Allocation>(pool->device, bytes, Kind::Pool, context);
+    work.memory = std::make_shared<Allocation>(pool->device, bytes);
     work.params.poolProps = pool->properties;
     work.params.bytesize = bytes;
     work.params.dptr = work.memory->address;
