@@ -108,7 +108,9 @@ def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
             table, names = call(module)
             return sorted([n, int(g["bytes"]), int(g["module"])] for n, g in zip(names, table, strict=True))
         changed, names = hook.changed_globals(1)
-        content = {n: hook.download(int(g["address"]), int(g["bytes"])).tolist() for n, g in zip(names, changed, strict=True)}
+        content = {
+            n: hook.download(int(g["address"]), int(g["bytes"])).tolist() for n, g in zip(names, changed, strict=True)
+        }
         answer([told(hook.changed_globals, 0), told(hook.changed_globals, 1), told(hook.module_globals, 0), content,
                 int(hook.global_address(1, "zeroed")[0]) == address, len(hook.modules())])
         """,

@@ -15,38 +15,25 @@ static_assert(sizeof(CUlaunchAttributeValue) == sizeof(fdy_attribute::value));
 
 struct Known {
   CUlaunchAttributeID id;
-  size_t bytes;                // of the value; the rest of the 64 is padding
-  uint8_t default_bytes[2];    // the first bytes of the default, the others are zero
+  size_t bytes;  // of the value; the rest of the 64 is padding
 };
 
 constexpr Known kKnown[] = {
-    {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, offsetof(CUaccessPolicyWindow, missProp) + sizeof(CUaccessProperty), {}},
-    {CU_LAUNCH_ATTRIBUTE_COOPERATIVE, sizeof(int), {}},
-    {CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 3 * sizeof(unsigned), {}},
-    {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, sizeof(CUclusterSchedulingPolicy), {}},
-    {CU_LAUNCH_ATTRIBUTE_PRIORITY, sizeof(int), {}},
-    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, sizeof(CUlaunchMemSyncDomainMap), {0, 1}},
-    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, sizeof(CUlaunchMemSyncDomain), {}},
-    {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION, 3 * sizeof(unsigned), {}},
-    {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, sizeof(int), {}},
-    {CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, sizeof(unsigned), {}},
-    {CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING, sizeof(unsigned), {}},
+    {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, offsetof(CUaccessPolicyWindow, missProp) + sizeof(CUaccessProperty)},
+    {CU_LAUNCH_ATTRIBUTE_COOPERATIVE, sizeof(int)},
+    {CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 3 * sizeof(unsigned)},
+    {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, sizeof(CUclusterSchedulingPolicy)},
+    {CU_LAUNCH_ATTRIBUTE_PRIORITY, sizeof(int)},
+    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, sizeof(CUlaunchMemSyncDomainMap)},
+    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, sizeof(CUlaunchMemSyncDomain)},
+    {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION, 3 * sizeof(unsigned)},
+    {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, sizeof(int)},
+    {CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, sizeof(unsigned)},
+    {CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING, sizeof(unsigned)},
 };
 
-bool is_default(const Known &known, const uint8_t *value) {
-  if (known.id == CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW) {  // a window of no bytes, whatever else it says
-    size_t bytes = 0;
-    std::memcpy(&bytes, value + offsetof(CUaccessPolicyWindow, num_bytes), sizeof bytes);
-    return bytes == 0;
-  }
-  uint8_t expected[64] = {};
-  std::memcpy(expected, known.default_bytes, sizeof known.default_bytes);
-  return std::memcmp(value, expected, known.bytes) == 0;
-}
-
-}  // namespace
-
-std::vector<fdy_attribute> read_attributes(CUgraphNode node) {
+// All that the driver answers, by ascending id.
+std::vector<fdy_attribute> read_all(CUgraphNode node) {
   std::vector<fdy_attribute> out;
   for (const Known &known : kKnown) {
     CUlaunchAttributeValue value{};
@@ -56,12 +43,37 @@ std::vector<fdy_attribute> read_attributes(CUgraphNode node) {
     fdy_attribute attribute{};
     attribute.id = known.id;
     std::memcpy(attribute.value, &value, known.bytes);
-    if (is_default(known, attribute.value)) continue;
-    if (known.id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
-      throw Error(FDY_ERROR_UNSUPPORTED, "a device-updatable kernel node holds a device handle that lives as long as its "
-                                         "process: capture without that attribute");
     out.push_back(attribute);
   }
+  return out;
+}
+
+bool same(const fdy_attribute &a, const fdy_attribute &b) {
+  return a.id == b.id && std::memcmp(a.value, b.value, sizeof a.value) == 0;
+}
+
+}  // namespace
+
+const std::vector<fdy_attribute> &AttributeReader::defaults(const CUDA_KERNEL_NODE_PARAMS_v2 &params) {
+  const void *key = params.func != nullptr ? static_cast<const void *>(params.func) : params.kern;
+  const auto it = defaults_.find(key);
+  if (it != defaults_.end()) return it->second;
+  if (!scratch_) scratch_.emplace(create_graph());
+  CUgraphNode fresh = nullptr;
+  FDY_CU(cuGraphAddKernelNode_v2, &fresh, scratch_->get(), nullptr, 0, &params);
+  return defaults_.emplace(key, read_all(fresh)).first->second;
+}
+
+std::vector<fdy_attribute> AttributeReader::read(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 &params) {
+  std::vector<fdy_attribute> out = read_all(node);
+  const std::vector<fdy_attribute> &usual = defaults(params);
+  std::erase_if(out, [&](const fdy_attribute &a) {
+    return std::any_of(usual.begin(), usual.end(), [&](const fdy_attribute &u) { return same(a, u); });
+  });
+  for (const fdy_attribute &a : out)
+    if (a.id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
+      throw Error(FDY_ERROR_UNSUPPORTED, "a device-updatable kernel node holds a device handle that lives as long as its "
+                                         "process: capture without that attribute");
   return out;
 }
 

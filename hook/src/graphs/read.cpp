@@ -55,7 +55,7 @@ struct NodeContent {
   }
 };
 
-void read_kernel(CUgraphNode node, NodeContent &out) {
+void read_kernel(CUgraphNode node, AttributeReader &attributes, NodeContent &out) {
   CUDA_KERNEL_NODE_PARAMS_v2 params{};
   FDY_CU(cuGraphKernelNodeGetParams_v2, node, &params);
   // A node of a library's kernel may have no function.
@@ -69,10 +69,11 @@ void read_kernel(CUgraphNode node, NodeContent &out) {
   out.record.block[2] = params.blockDimZ;
   out.record.shared_bytes = params.sharedMemBytes;
   out.params = kernel_params(params, *out.function);
-  out.attributes = read_attributes(node);
+  out.attributes = attributes.read(node, params);
 }
 
-void read_content(CUgraphNode node, const CreationRecord &created, int depth, NodeContent &out) {
+void read_content(CUgraphNode node, const CreationRecord &created, AttributeReader &attributes, int depth,
+                  NodeContent &out) {
   out.record.function = out.record.comm_group = out.record.child = FDY_NONE;
   FDY_CU(cuGraphNodeGetType, node, &out.type);
   if (const auto it = created.groups.find(node); it != created.groups.end()) {
@@ -83,7 +84,7 @@ void read_content(CUgraphNode node, const CreationRecord &created, int depth, No
   switch (out.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       out.record.type = FDY_NODE_KERNEL;
-      read_kernel(node, out);
+      read_kernel(node, attributes, out);
       return;
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       out.record.type = FDY_NODE_MEMCPY;
@@ -190,10 +191,11 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
   std::unordered_map<CUgraphNode, uint32_t> index;
   std::vector<NodeContent> contents(nodes.size());
   std::vector<OrderNode> order_nodes(nodes.size());
+  AttributeReader attributes;
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     index.emplace(nodes[i], i);
     try {
-      read_content(nodes[i], created, depth, contents[i]);
+      read_content(nodes[i], created, attributes, depth, contents[i]);
     } catch (const Error &error) {
       contents[i].error = error;  // reported by place, which is known only when all are read
     }
