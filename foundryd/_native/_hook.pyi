@@ -195,7 +195,7 @@ class Hook:
     def release_held(self) -> None:
         """Gives back what ``map_held`` mapped, after a restore that failed."""
 
-    def upload(self, address: int, data: Buffer) -> None:
+    def upload(self, address: int, data: Buffer | npt.NDArray[Any]) -> None:
         """Copies host bytes to a device address, synchronously."""
 
     def download(self, address: int, bytes: int) -> npt.NDArray[np.uint8]:

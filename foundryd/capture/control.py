@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from foundryd._native import _hook
 from foundryd.capture.canonical import Graph
 from foundryd.capture.proofs import Memory, prove_dead, prove_noise
 from foundryd.capture.recording import Recording
@@ -21,7 +22,7 @@ from foundryd.session.native import NativeGraph
 
 
 def prove(
-    hook: Any,
+    hook: _hook.Hook,
     ours: Recording,
     references: Sequence[Recording],
     natives: Sequence[NativeGraph],
@@ -58,7 +59,7 @@ def _replay(native: NativeGraph, stream: Any) -> Callable[[], None]:
 
 
 def _prove_noise(
-    hook: Any, module_ids: Sequence[int], ours: Recording, same: Recording, memory: Memory, stream: Any
+    hook: _hook.Hook, module_ids: Sequence[int], ours: Recording, same: Recording, memory: Memory, stream: Any
 ) -> list[list[int]]:
     members = len(ours.graphs)
     words = noise_candidates(

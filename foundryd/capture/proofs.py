@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from foundryd._native import _hook
 from foundryd.capture.canonical import Graph
 from foundryd.session.arena import ARENAS
 
@@ -44,19 +45,24 @@ def _flipped(data: Bytes) -> Bytes:
     return out
 
 
+def _filled(pattern: int, data: Bytes) -> Bytes:
+    """As many bytes of one value."""
+    return np.full(len(data), pattern, np.uint8)
+
+
 # Gentle ones first: an index or a pointer among the bytes stays one of those that were there, or is off by one.  Only
 # what none of these disturbs, in any graph, is overwritten with patterns that would send an index astray.
 _MUTATIONS: tuple[Mutation, ...] = (
     _rotated,
     _flipped,
-    *(lambda data, pattern=pattern: np.full(len(data), pattern, np.uint8) for pattern in _PATTERNS),  # type: ignore[misc]
+    *(partial(_filled, pattern) for pattern in _PATTERNS),
 )
 
 
 class Memory:
     """Snapshots of every watched live allocation."""
 
-    def __init__(self, hook: Any) -> None:
+    def __init__(self, hook: _hook.Hook) -> None:
         self._hook = hook
         allocations = hook.allocations()
         watched = np.isin(allocations["arena"], _WATCHED) & (allocations["live"] == 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foundryd._native import _rankpatch
+from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
 from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
@@ -25,7 +25,7 @@ _CONTENT_ARENAS = tuple(ARENAS.index(a) for a in ("default", "graph", "host"))
 class Recorder:
     """Collects graphs as the engine captures them; ``recording`` assembles the whole."""
 
-    def __init__(self, hook: Any, settings: Settings, identity: dict[str, ix.IdentityField]) -> None:
+    def __init__(self, hook: _hook.Hook, settings: Settings, identity: dict[str, ix.IdentityField]) -> None:
         self._hook = hook
         self._settings = settings
         self._identity = identity
@@ -55,7 +55,7 @@ class Recorder:
         def group_key(group: int) -> bytes:
             rows = op_rows[group].copy()
             rows["group"] = 0
-            return rows.tobytes()
+            return bytes(rows.tobytes())
 
         graphs = [
             canonical(

@@ -32,7 +32,7 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Entry point: a failure is one sentence on standard error and exit code 1."""
-    # Before NumPy loads: its BLAS threads get in each other's way on a machine that also runs ranks, and save nothing here.
+    # Before NumPy loads: its BLAS threads save nothing here, and get in the way of ranks on the same machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logging.basicConfig(
         level=os.environ.get("FOUNDRYD_LOG", "warning").upper(),

@@ -22,7 +22,11 @@ class Bindings:
     """
 
     def __init__(
-        self, hook: Any, module_ids: Sequence[int], functions: Sequence[ix.Function], symbols: Sequence[ix.Symbol]
+        self,
+        hook: _hook.Hook,
+        module_ids: Sequence[int],
+        functions: Sequence[ix.Function],
+        symbols: Sequence[ix.Symbol],
     ) -> None:
         self.module_ids = list(module_ids)
         self.functions = np.array(
@@ -45,7 +49,7 @@ class Bindings:
 class SmallGraphs:
     """The re-issued collectives, one small graph for each distinct group; they live as long as their users."""
 
-    def __init__(self, hook: Any) -> None:
+    def __init__(self, hook: _hook.Hook) -> None:
         self._hook = hook
         self.handles: list[int] = []
 
@@ -66,7 +70,7 @@ class BuiltGraph:
 
     def __init__(
         self,
-        hook: Any,
+        hook: _hook.Hook,
         nodes: np.ndarray,
         edges: np.ndarray,
         attributes: np.ndarray,

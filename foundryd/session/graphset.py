@@ -43,7 +43,7 @@ class GraphSet:
         self._settings = config
         self._store = store
         self._session: Session | None = None
-        self._hook: Any = _hook.Hook() if _hook.available() else None
+        self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
         self._recorder: Any = None
         self._natives: list[NativeGraph] = []
         self._finished = False
@@ -145,7 +145,7 @@ class GraphSet:
         from foundryd.capture.control import prove
         from foundryd.capture.recording import load, save
 
-        assert self._settings.recording is not None
+        assert self._hook is not None and self._settings.recording is not None
         recording = self._recorder.recording()
         if self._settings.references:
             others = [load(p) for p in self._settings.references]

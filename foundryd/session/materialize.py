@@ -36,7 +36,7 @@ class RestoredGraph:
         self._built.close()
 
 
-def check_layout(hook: Any) -> None:
+def check_layout(hook: _hook.Hook) -> None:
     """Raises ``LayoutDiverged`` naming the first allocation that is not as recorded."""
     divergence = hook.divergence()
     kind, arena = divergence.kind, ARENAS[divergence.arena]
@@ -55,7 +55,7 @@ def check_layout(hook: Any) -> None:
     )
 
 
-def communicators(hook: Any) -> list[tuple[int, int, tuple[int, ...]]]:
+def communicators(hook: _hook.Hook) -> list[tuple[int, int, tuple[int, ...]]]:
     """This process's communicators as (slot, size, declared world ranks), in creation order."""
     table, ranks = hook.communicators()
     return [
@@ -68,7 +68,7 @@ def communicators(hook: Any) -> list[tuple[int, int, tuple[int, ...]]]:
     ]
 
 
-def check_communicators(hook: Any, plan: Plan) -> None:
+def check_communicators(hook: _hook.Hook, plan: Plan) -> None:
     """Raises ``CommunicatorMismatch`` unless this process's communicators are those of the plan, in creation order."""
     here = {slot: (size, ranks) for slot, size, ranks in communicators(hook)}
     for slot, members in enumerate(plan.communicators):
@@ -88,7 +88,7 @@ def check_communicators(hook: Any, plan: Plan) -> None:
 class Materializer:
     """Turns an archive's variant and a rank's plan into live driver objects."""
 
-    def __init__(self, hook: Any, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
+    def __init__(self, hook: _hook.Hook, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
         self._hook = hook
         self._reader = reader
         self._variant = variant

@@ -48,7 +48,7 @@ def attach(config: Settings | None = None) -> Session:
         )
     if report.contexts:
         raise AttachTooLate(
-            f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after "
+            f"this process already has {report.contexts} CUDA context(s), and addresses cannot be fixed after "
             "the first: attach before anything touches the GPU"
         )
     if "/" in config.archive or config.archive.endswith(".foundry"):
@@ -94,7 +94,7 @@ class Session:
     plan : what this rank does differently from the reference rank.
     """
 
-    def __init__(self, hook: Any, attachment: client.Attachment, config: Settings) -> None:
+    def __init__(self, hook: _hook.Hook, attachment: client.Attachment, config: Settings) -> None:
         self._hook = hook
         self._attachment = attachment
         self._config = config
@@ -137,6 +137,7 @@ class Session:
             if store is not None and self.plan.world > 1:
                 give_up(store, self._config, error)
             self._teardown()
+            self._hook.release_held()
             raise
         self.restored = True
 

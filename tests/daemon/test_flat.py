@@ -2,21 +2,19 @@
 """A daemon that served two hundred ranks looks like one that served ten."""
 
 import os
+from pathlib import Path
 
 from foundryd.session.client import attach
 
 
 def facts(pid):
-    status = dict(
-        line.split(":", 1)
-        for line in open(f"/proc/{pid}/status").read().splitlines()
-        if ":" in line  # noqa: SIM115
-    )
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": int(status["Threads"]),
         "rss": int(status["VmRSS"].split()[0]) * 1024,
-        "mappings": len(open(f"/proc/{pid}/maps").readlines()),
+        "mappings": len(Path(f"/proc/{pid}/maps").read_text().splitlines()),
     }
 
 
