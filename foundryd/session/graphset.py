@@ -145,7 +145,8 @@ class GraphSet:
         from foundryd.capture.control import prove
         from foundryd.capture.recording import load, save
 
-        assert self._hook is not None and self._settings.recording is not None
+        assert self._hook is not None
+        assert self._settings.recording is not None
         recording = self._recorder.recording()
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
