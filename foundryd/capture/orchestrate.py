@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from foundryd import _native
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.verify import verify
 from foundryd.capture.merge import Merge, merge, write_archive
 from foundryd.capture.recording import Recording, load
 from foundryd.errors import CaptureError
@@ -78,7 +80,7 @@ def capture(
     with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
         runs = _Runs(mesh, spec, Path(folder), progress)
         merges = [_capture_class(mesh, members, runs) for members in _classes(mesh, spec.requested, runs)]
-        write_archive(output, merges, output if append and output.exists() else None)
+        _publish(output, merges, append)
     total = (time.monotonic() - started) * 1000
     rules = Counter[str]()
     for merged in merges:
@@ -93,6 +95,18 @@ def capture(
         runs.times,
         total,
     )
+
+
+def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:
+    """Writes the archive beside its place, verifies it, and only then puts it there."""
+    aside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        write_archive(aside, merges, output if append and output.exists() else None)
+        with ArchiveReader.open(aside) as reader:
+            verify(reader)
+        aside.replace(output)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequence[Sequence[int]]:
