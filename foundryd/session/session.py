@@ -48,7 +48,7 @@ def attach(config: Settings | None = None) -> Session:
         )
     if report.contexts:
         raise AttachTooLate(
-            f"this process already has {report['contexts']} CUDA context(s), and addresses cannot be fixed after "
+            f"this process already has {report.contexts} CUDA context(s), and addresses cannot be fixed after "
             "the first: attach before anything touches the GPU"
         )
     if "/" in config.archive or config.archive.endswith(".foundry"):
