@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -32,13 +33,15 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Entry point: a failure is one sentence on standard error and exit code 1."""
-    # Before NumPy loads: its BLAS threads get in each other's way on a machine that also runs ranks, and save nothing here.
+    # Before NumPy loads: its BLAS threads get in the way of ranks on the same machine, and save nothing here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logging.basicConfig(
         level=os.environ.get("FOUNDRYD_LOG", "warning").upper(),
         format="foundryd: %(levelname)s: %(message)s",
         stream=sys.stderr,
     )
+    # Told to stop, a command ends as if it had failed: it takes along the processes and files that it made.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         build()()
     except FoundrydError as error:
