@@ -123,6 +123,7 @@ class Bench:
             ok(cu.cuFuncLoad(self.function(name)))
             ok(cu.cuFuncLoad(ok(cu.cuKernelGetFunction(self.kernel(name)))))
         self.words = self.buffer(4096)
+        self.host = (ctypes.c_uint8 * 4096)()
         self._streams: list[Any] = []
 
     # -- objects
