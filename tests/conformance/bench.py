@@ -123,6 +123,7 @@ class Bench:
             ok(cu.cuFuncLoad(self.function(name)))
             ok(cu.cuFuncLoad(ok(cu.cuKernelGetFunction(self.kernel(name)))))
         self.words = self.buffer(4096)
+        self.host = (ctypes.c_uint8 * 4096)()
         self._streams: list[Any] = []
 
     # -- objects
@@ -143,9 +144,13 @@ class Bench:
 
     def buffer(self, count: int, value: int = 0) -> int:
         address = int(ok(cu.cuMemAlloc(4 * count)))
+        self.clear(address, count, value)
+        return address
+
+    def clear(self, address: int, count: int, value: int = 0) -> None:
+        """Fills words and waits: the rows' streams do not wait for the null stream."""
         ok(cu.cuMemsetD32(address, value, count))
         ok(cu.cuCtxSynchronize())
-        return address
 
     def read(self, address: int, count: int = 1) -> list[int]:
         out = (ctypes.c_uint32 * count)()
@@ -160,6 +165,7 @@ class Bench:
     def write(self, address: int, values: list[int]) -> None:
         data = (ctypes.c_uint32 * len(values))(*values)
         ok(cu.cuMemcpyHtoD(address, ctypes.addressof(data), 4 * len(values)))
+        ok(cu.cuCtxSynchronize())
 
     # -- work
 
@@ -178,7 +184,7 @@ class Bench:
         arguments = ((address, value), (ctypes.c_void_p, ctypes.c_uint32))
         return cu.cuLaunchKernel(self.function("append_digit"), 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0)
 
-    def busy(self, stream: Any, milliseconds: int = 60) -> None:
+    def busy(self, stream: Any, milliseconds: int = 300) -> None:
         """Keeps a stream busy for a while."""
         arguments = ((milliseconds,), (ctypes.c_uint32,))
         ok(cu.cuLaunchKernel(self.function("take_time"), 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))

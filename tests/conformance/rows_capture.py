@@ -69,8 +69,7 @@ def during(x: Bench, call: Callable[[Any], Any], mode: Any, exchange: Any = None
 
 def calls(x: Bench) -> dict[str, Callable[[Any], Any]]:
     """Calls that a capture may or may not mind; each cleans up after itself where it can."""
-    host = (ctypes.c_uint8 * 4096)()
-    address = ctypes.addressof(host)
+    address = ctypes.addressof(x.host)
     idle, event = x.stream(), x.event()
     ok(cu.cuEventRecord(event, idle))
     ok(cu.cuStreamSynchronize(idle))

@@ -185,7 +185,7 @@ def set_fill(x: Bench) -> Any:
     target = x.buffer(256)
 
     def attempt(before: dict[str, int], after: dict[str, int]) -> Any:
-        ok(cu.cuMemsetD32(target, 0, 256))
+        x.clear(target, 256)
         params = x.memset_params(1, 64)
         params.dst = target
         for name, value in before.items():
@@ -309,7 +309,7 @@ def update_refusals(x: Bench) -> Any:
     target = x.buffer(64)
 
     def attempt(make: Any, instantiate: int = 0, base: Any = None) -> Any:
-        ok(cu.cuMemsetD32(target, 0, 64))
+        x.clear(target, 64)
         graph = chain(x, [1, 1, 1], target)[0] if base is None else base()
         executable = ok(cu.cuGraphInstantiate(graph, instantiate))
         got = update(executable, make())
@@ -457,7 +457,7 @@ def branch_does_not_wait(x: Bench) -> Any:
     free = ok(cu.cuGraphAddKernelNode(graph, [], 0, params))
     ok(cu.cuGraphAddEventRecordNode(graph, [free], 1, through))
     executable = ok(cu.cuGraphInstantiate(graph, 0))
-    x.busy(gate, 300)
+    x.busy(gate, 600)
     ok(cu.cuEventRecord(event, gate))
     stream = x.stream()
     ok(cu.cuGraphLaunch(executable, stream))

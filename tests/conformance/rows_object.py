@@ -122,7 +122,7 @@ def of_running(x: Bench) -> Any:
     """An executable destroyed while it runs keeps its objects until it has run."""
     graph, held = x.graph(), Object()
     params = x.kernel_params(x.function("take_time"))
-    params.kernelParams = ((150,), (ctypes.c_uint32,))
+    params.kernelParams = ((400,), (ctypes.c_uint32,))
     ok(cu.cuGraphAddKernelNode(graph, [], 0, params))
     ok(cu.cuGraphRetainUserObject(graph, held.handle, 1, 1))
     executable = ok(cu.cuGraphInstantiate(graph, 0))

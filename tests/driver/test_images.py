@@ -86,7 +86,7 @@ def test_code_outlives_its_module_in_a_graph(program: Any) -> None:
     """A graph that still names a function of an unloaded module must not bring the process down."""
     source = """
         start(); module = load(); stream = ok(cu.cuStreamCreate(1)); target = int(ok(cu.cuMemAlloc(64)))
-        ok(cu.cuMemsetD32(target, 0, 16))
+        ok(cu.cuMemsetD32(target, 0, 16)); ok(cu.cuCtxSynchronize())
         ok(cu.cuStreamBeginCapture(stream, THREAD)); ok(launch(function(module, "increment"), stream, target))
         executable = ok(cu.cuGraphInstantiate(ok(cu.cuStreamEndCapture(stream)), 0))
         ok(cu.cuModuleUnload(module))
