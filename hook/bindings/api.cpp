@@ -9,12 +9,17 @@ namespace {
 const char *error_type(int32_t status) {
   switch (status) {
     case FDY_ERROR_DRIVER:
-    case FDY_ERROR_NCCL: return "DriverCallFailed";
+    case FDY_ERROR_NCCL:
+      return "DriverCallFailed";
     case FDY_ERROR_INVALID:
-    case FDY_ERROR_STATE: return "UsageError";
-    case FDY_ERROR_DIVERGED: return "LayoutDiverged";
-    case FDY_ERROR_UNSUPPORTED: return "UnsupportedNode";
-    default: return "RestoreError";
+    case FDY_ERROR_STATE:
+      return "UsageError";
+    case FDY_ERROR_DIVERGED:
+      return "LayoutDiverged";
+    case FDY_ERROR_UNSUPPORTED:
+      return "UnsupportedNode";
+    default:
+      return "RestoreError";
   }
 }
 
@@ -38,7 +43,9 @@ const fdy_hook *find_hook() {
   return hook;
 }
 
-void raise(const char *type, const std::string &message) { throw_object(make(type, message)); }
+void raise(const char *type, const std::string &message) {
+  throw_object(make(type, message));
+}
 
 void raise_last(const fdy_hook &hook) {
   fdy_error error{};

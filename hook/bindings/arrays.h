@@ -34,7 +34,8 @@ template <class T>
 py::array_t<T> require(const py::object &value, const char *what) {
   if (!py::isinstance<py::array_t<T>>(value))
     raise("UsageError", std::string(what) + " is not a NumPy array of " +
-                            std::string(py::str(static_cast<py::object>(py::dtype::of<T>()))) + ": use the dtype of foundryd._native._hook");
+                            std::string(py::str(static_cast<py::object>(py::dtype::of<T>()))) +
+                            ": use the dtype of foundryd._native._hook");
   auto array = py::reinterpret_borrow<py::array_t<T>>(value);
   if (array.ndim() != 1)
     raise("UsageError", std::string(what) + " has " + std::to_string(array.ndim()) + " dimensions, not 1");

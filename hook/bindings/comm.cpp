@@ -4,7 +4,9 @@
 namespace foundryd::bindings {
 namespace {
 
-void *handle(uint64_t value) { return reinterpret_cast<void *>(static_cast<uintptr_t>(value)); }
+void *handle(uint64_t value) {
+  return reinterpret_cast<void *>(static_cast<uintptr_t>(value));
+}
 
 void comm_declare(const Hook &hook, uint64_t communicator, const Array<uint32_t> &ranks) {
   hook.call(hook->comm_declare, handle(communicator), ranks.data(), static_cast<uint64_t>(ranks.size()));

@@ -63,7 +63,9 @@ class GraphView {
   std::vector<fdy_graph> children_;
 };
 
-void *handle(uint64_t value) { return reinterpret_cast<void *>(static_cast<uintptr_t>(value)); }
+void *handle(uint64_t value) {
+  return reinterpret_cast<void *>(static_cast<uintptr_t>(value));
+}
 
 GraphArrays read_graph(const Hook &hook, uint64_t graph) {
   fdy_graph *read = nullptr;
@@ -106,8 +108,9 @@ void define_graphs(py::module_ &m, HookClass &hook) {
   hook.def("read_graph", &read_graph, py::arg("graph"))
       .def("build_graph", &build_graph, py::arg("graph"), py::arg("functions"),
            py::arg("comm_graphs") = std::vector<uint64_t>())
-      .def("destroy_graph", [](const Hook &h, uint64_t graph) { h.call(h->destroy_graph, handle(graph)); },
-           py::arg("graph"));
+      .def(
+          "destroy_graph", [](const Hook &h, uint64_t graph) { h.call(h->destroy_graph, handle(graph)); },
+          py::arg("graph"));
 }
 
 }  // namespace foundryd::bindings

@@ -86,7 +86,8 @@ void define_memory(py::module_ &m, HookClass &hook) {
       .def_readonly("actual_bytes", &fdy_divergence::actual_bytes);
 
   hook.def("report", &report)
-      .def("arena_push", [](const Hook &h, uint32_t arena) { h.call(h->arena_push, arena); }, py::arg("arena"))
+      .def(
+          "arena_push", [](const Hook &h, uint32_t arena) { h.call(h->arena_push, arena); }, py::arg("arena"))
       .def("arena_pop", [](const Hook &h) { h.call(h->arena_pop); })
       .def("set_layout", &set_layout, py::arg("arena_base"), py::arg("arena_stride"), py::arg("allocations"))
       .def("allocations", &allocations)

@@ -74,11 +74,11 @@ void define_modules(HookClass &hook) {
       .def("module_image", &module_image, py::arg("module"))
       .def("functions", &functions)
       .def(
-          "changed_globals",
-          [](const Hook &h, uint32_t module) { return globals_of(h, h->changed_globals, module); }, py::arg("module"))
+          "changed_globals", [](const Hook &h, uint32_t module) { return globals_of(h, h->changed_globals, module); },
+          py::arg("module"))
       .def(
-          "module_globals",
-          [](const Hook &h, uint32_t module) { return globals_of(h, h->module_globals, module); }, py::arg("module"))
+          "module_globals", [](const Hook &h, uint32_t module) { return globals_of(h, h->module_globals, module); },
+          py::arg("module"))
       .def("load_module", &load_module, py::arg("api"), py::arg("image"))
       .def("global_address", &global_address, py::arg("module"), py::arg("name"))
       .def("load_function", &load_function, py::arg("module"), py::arg("name"), py::arg("settings") = py::none());

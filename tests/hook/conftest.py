@@ -90,6 +90,11 @@ def hooked() -> Hooked:
     return Hooked(_native.hook_library(), _native.soft_folder())
 
 
+@pytest.fixture(scope="session")
+def graph_prelude() -> str:
+    return textwrap.dedent(GRAPH_PRELUDE)
+
+
 Compile = Callable[..., Path]
 
 

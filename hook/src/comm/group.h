@@ -56,6 +56,8 @@ class Enqueue {
     CUstream handle;
     graphs::Frontier before;
   };
+  void record(CUgraph graph, CUgraphNode placeholder, uint32_t slot) const;
+
   std::vector<PendingOp> ops_;
   std::vector<Stream> streams_;
 };

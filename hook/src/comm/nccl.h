@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of NCCL's C interface that the hook names.  It is the same in every supported version (2.18 on), and the hook
-// links no NCCL, so no header of it is needed.
+// The part of NCCL's C interface that the hook names.  It is the same in every supported version (2.18 on), and the
+// hook links no NCCL, so no header of it is needed.
 #ifndef FOUNDRYD_HOOK_COMM_NCCL_H
 #define FOUNDRYD_HOOK_COMM_NCCL_H
 
@@ -16,7 +16,9 @@ inline constexpr NcclResult kNcclSuccess = 0;
 inline constexpr NcclResult kNcclInProgress = 7;  // of a non-blocking communicator
 
 // A result after which the call counts as made.
-inline bool accepted(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
+inline bool accepted(NcclResult result) {
+  return result == kNcclSuccess || result == kNcclInProgress;
+}
 
 struct NcclUniqueId {  // passed by value
   char internal[128];

@@ -8,6 +8,7 @@
 #include "comm/group.h"
 #include "comm/nccl.h"
 #include "comm/state.h"
+#include "graphs/creation.h"
 #include "interpose/concepts.h"
 #include "support/captures.h"
 #include "support/log.h"
@@ -17,15 +18,30 @@
 namespace foundryd::comm {
 namespace {
 
-bool watching() noexcept { return overriding() && !inside_nccl(); }
+bool watching() noexcept {
+  return overriding() && !inside_nccl();
+}
 
+// NCCL has the last word: whatever goes wrong in the recording must not reach the program.
 template <class Body>
-void record(const char *what, Body &&body) noexcept {
+bool record(const char *what, Body &&body) noexcept {
   try {
     body();
+    return true;
   } catch (const std::exception &error) {
     warn("%s was not recorded: %s", what, error.what());
+    return false;
   }
+}
+
+// A placeholder that nobody knows as one would be restored as the copy that it is, so the graph must not be read.
+void give_up(CUstream stream) noexcept {
+  record("that a graph cannot be read", [&] {
+    if (const graphs::Frontier at = graphs::frontier(stream); at.graph != nullptr)
+      graphs::Creations::get().refuse(at.graph,
+                                      "a collective of this graph could not be recorded: see the warning on "
+                                      "standard error");
+  });
 }
 
 template <class Call>
@@ -35,14 +51,21 @@ NcclResult as_communication(Call &&call) noexcept {
   return call();
 }
 
-// NCCL has the last word: whatever goes wrong in the recording makes the graph unreadable, not the program wrong.
 template <class Call>
-NcclResult enqueue(std::vector<PendingOp> ops, Call &&call) noexcept {
+NcclResult enqueue(const std::vector<PendingOp> &ops, Call &&call) noexcept {
   std::unique_ptr<Enqueue> watch;
-  record("a captured collective", [&] { watch = std::make_unique<Enqueue>(std::move(ops)); });
+  bool good = record("a captured collective", [&] { watch = std::make_unique<Enqueue>(ops); });
   const NcclResult result = as_communication(call);
-  if (watch && accepted(result)) record("a captured collective", [&] { watch->finish(); });
+  if (watch && accepted(result)) good = record("a captured collective", [&] { watch->finish(); });
+  if (!good)
+    for (const PendingOp &p : ops) give_up(p.stream);
   return result;
+}
+
+// Nothing to do with a placeholder: NCCL drops calls without elements, and a rank alone has nobody to talk to, so that
+// NCCL makes a plain copy, or nothing, at once.
+bool is_plain(fdy_comm_op_kind kind, size_t count, uint32_t slot) {
+  return count == 0 || (kind != FDY_COMM_SEND && kind != FDY_COMM_RECV && State::get().size_of(slot) == 1);
 }
 
 template <class Call>
@@ -50,8 +73,10 @@ NcclResult collective(fdy_comm_op_kind kind, const void *send, void *recv, size_
                       int peer, NcclComm communicator, CUstream stream, Call &&call) noexcept {
   if (!watching()) return call();
   if (!capturing() || !captures::any()) return as_communication(call);
-  std::vector<PendingOp> ops;
-  record("a captured collective", [&] {
+  std::vector<PendingOp> ops;  // one, or none
+  const bool good = record("a captured collective", [&] {
+    const uint32_t slot = State::get().slot_of(communicator);
+    if (is_plain(kind, count, slot)) return;
     fdy_comm_op op{};
     op.send = reinterpret_cast<uintptr_t>(send);
     op.recv = reinterpret_cast<uintptr_t>(recv);
@@ -60,13 +85,15 @@ NcclResult collective(fdy_comm_op_kind kind, const void *send, void *recv, size_
     op.datatype = static_cast<uint32_t>(datatype);
     op.reduction = reduction < 0 ? FDY_NONE : static_cast<uint32_t>(reduction);
     op.peer = peer < 0 ? FDY_NONE : static_cast<uint32_t>(peer);
-    op.communicator = State::get().slot_of(communicator);
+    op.communicator = slot;
     ops.push_back({op, stream});
   });
-  if (group().depth == 0) return enqueue(std::move(ops), call);
+  if (!good) give_up(stream);
+  if (ops.empty()) return as_communication(call);
+  if (group().depth == 0) return enqueue(ops, call);
   const NcclResult result = as_communication(call);
-  if (accepted(result))
-    record("a captured collective", [&] { group().ops.insert(group().ops.end(), ops.begin(), ops.end()); });
+  if (accepted(result) && !record("a captured collective", [&] { group().ops.push_back(ops.front()); }))
+    give_up(stream);
   return result;
 }
 
@@ -256,14 +283,29 @@ namespace foundryd::comm {
 
 std::span<const Row> rows() {
   static const Row table[] = {
-      FDY_NCCL_ROW(ncclCommInitRank),   FDY_NCCL_ROW(ncclCommInitRankConfig), FDY_NCCL_ROW(ncclCommInitRankScalable),
-      FDY_NCCL_ROW(ncclCommInitAll),    FDY_NCCL_ROW(ncclCommSplit),          FDY_NCCL_ROW(ncclCommShrink),
-      FDY_NCCL_ROW(ncclCommFinalize),   FDY_NCCL_ROW(ncclCommDestroy),        FDY_NCCL_ROW(ncclCommAbort),
-      FDY_NCCL_ROW(ncclGroupStart),     FDY_NCCL_ROW(ncclGroupEnd),           FDY_NCCL_ROW(ncclAllReduce),
-      FDY_NCCL_ROW(ncclAllGather),      FDY_NCCL_ROW(ncclReduceScatter),      FDY_NCCL_ROW(ncclBroadcast),
-      FDY_NCCL_ROW(ncclBcast),          FDY_NCCL_ROW(ncclReduce),             FDY_NCCL_ROW(ncclAlltoAll),
-      FDY_NCCL_ROW(ncclGather),         FDY_NCCL_ROW(ncclScatter),            FDY_NCCL_ROW(ncclSend),
-      FDY_NCCL_ROW(ncclRecv),           FDY_NCCL_ROW(ncclGroupSimulateEnd),
+      FDY_NCCL_ROW(ncclCommInitRank),
+      FDY_NCCL_ROW(ncclCommInitRankConfig),
+      FDY_NCCL_ROW(ncclCommInitRankScalable),
+      FDY_NCCL_ROW(ncclCommInitAll),
+      FDY_NCCL_ROW(ncclCommSplit),
+      FDY_NCCL_ROW(ncclCommShrink),
+      FDY_NCCL_ROW(ncclCommFinalize),
+      FDY_NCCL_ROW(ncclCommDestroy),
+      FDY_NCCL_ROW(ncclCommAbort),
+      FDY_NCCL_ROW(ncclGroupStart),
+      FDY_NCCL_ROW(ncclGroupEnd),
+      FDY_NCCL_ROW(ncclAllReduce),
+      FDY_NCCL_ROW(ncclAllGather),
+      FDY_NCCL_ROW(ncclReduceScatter),
+      FDY_NCCL_ROW(ncclBroadcast),
+      FDY_NCCL_ROW(ncclBcast),
+      FDY_NCCL_ROW(ncclReduce),
+      FDY_NCCL_ROW(ncclAlltoAll),
+      FDY_NCCL_ROW(ncclGather),
+      FDY_NCCL_ROW(ncclScatter),
+      FDY_NCCL_ROW(ncclSend),
+      FDY_NCCL_ROW(ncclRecv),
+      FDY_NCCL_ROW(ncclGroupSimulateEnd),
   };
   return table;
 }

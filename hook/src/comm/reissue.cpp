@@ -52,8 +52,10 @@ Issued issue(const fdy_comm_op &op, NcclComm comm, CUstream stream) {
       return {FDY_NEXT(ncclGather, send, recv, op.count, type, peer, comm, stream), "ncclGather"};
     case FDY_COMM_SCATTER:
       return {FDY_NEXT(ncclScatter, send, recv, op.count, type, peer, comm, stream), "ncclScatter"};
-    case FDY_COMM_SEND: return {FDY_NEXT(ncclSend, send, op.count, type, peer, comm, stream), "ncclSend"};
-    case FDY_COMM_RECV: return {FDY_NEXT(ncclRecv, recv, op.count, type, peer, comm, stream), "ncclRecv"};
+    case FDY_COMM_SEND:
+      return {FDY_NEXT(ncclSend, send, op.count, type, peer, comm, stream), "ncclSend"};
+    case FDY_COMM_RECV:
+      return {FDY_NEXT(ncclRecv, recv, op.count, type, peer, comm, stream), "ncclRecv"};
   }
   return {3, "ncclInternalError"};  // not reached: kinds are validated
 }
@@ -66,7 +68,8 @@ void wait_for_progress(NcclComm comm) {
     if (state == kNcclSuccess) return;
     check(state, "ncclCommGetAsyncError");
     if (std::chrono::steady_clock::now() > deadline)
-      throw Error(FDY_ERROR_NCCL, "NCCL made no progress on a re-issued call for %lld s: look for the rank that is behind",
+      throw Error(FDY_ERROR_NCCL,
+                  "NCCL made no progress on a re-issued call for %lld s: look for the rank that is behind",
                   static_cast<long long>(kProgressDeadline.count()));
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
@@ -129,8 +132,9 @@ void validate(std::span<const fdy_comm_op> ops) {
     if (op.kind > FDY_COMM_RECV)
       throw Error(FDY_ERROR_INVALID, "communication call kind %u does not exist: the op list is damaged", op.kind);
     if (op.communicator != ops.front().communicator || op.group != ops.front().group)
-      throw Error(FDY_ERROR_INVALID, "calls of group %u on communicator %u and of group %u on communicator %u were passed "
-                                     "together: pass one group at a time",
+      throw Error(FDY_ERROR_INVALID,
+                  "calls of group %u on communicator %u and of group %u on communicator %u were passed "
+                  "together: pass one group at a time",
                   ops.front().group, ops.front().communicator, op.group, op.communicator);
     const bool reduces =
         op.kind == FDY_COMM_ALL_REDUCE || op.kind == FDY_COMM_REDUCE_SCATTER || op.kind == FDY_COMM_REDUCE;
@@ -147,8 +151,7 @@ CUgraph reissue(std::span<const fdy_comm_op> ops) {
   const LiveCommunicator communicator = State::get().live(ops.front().communicator);
   const std::lock_guard lock(communicator.lane->mutex);
   const CommunicationScope scope;
-  if (communicator.lane->stream == nullptr)
-    FDY_CU(cuStreamCreate, &communicator.lane->stream, CU_STREAM_NON_BLOCKING);
+  if (communicator.lane->stream == nullptr) FDY_CU(cuStreamCreate, &communicator.lane->stream, CU_STREAM_NON_BLOCKING);
   Capture capture(communicator.lane->stream);
   issue_group(ops, communicator.handle, communicator.lane->stream);
   graphs::GraphOwner graph = capture.end();

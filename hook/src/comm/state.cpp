@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/state.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "interpose/table.h"
 #include "support/error.h"
+#include "support/mode.h"
 #include "support/owner.h"
+#include "support/real_dl.h"
 
 namespace foundryd::comm {
 
@@ -18,7 +23,7 @@ void State::created(NcclComm communicator, uint32_t size, uint32_t rank) {
   if (communicator == nullptr) return;  // a split without a colour
   const std::lock_guard lock(mutex_);
   const auto slot = static_cast<uint32_t>(communicators_.size());
-  communicators_.push_back({communicator, size, rank, true, {}, std::make_shared<Lane>()});
+  communicators_.push_back({communicator, size, rank, size == 0, true, {}, std::make_shared<Lane>()});
   slots_[communicator] = slot;
 }
 
@@ -42,15 +47,38 @@ void State::ask(Communicator &communicator) {
   }
 }
 
+// Without its peers the stub takes a child to be as large as its parent.
+void State::tell_stub(Communicator &communicator, std::span<const uint32_t> ranks) {
+  using Declare = NcclResult (*)(NcclComm, int, int);
+  const auto declare = reinterpret_cast<Declare>(real_dlsym()(RTLD_DEFAULT, "foundryd_nccl_declare"));
+  if (declare == nullptr) return;  // not a stub: what it says of the size is true
+  const char *text = std::getenv("RANK");
+  const auto world_rank = static_cast<uint32_t>(text == nullptr ? 0 : std::strtoul(text, nullptr, 10));
+  const auto place = std::find(ranks.begin(), ranks.end(), world_rank);
+  if (place == ranks.end())
+    throw Error(FDY_ERROR_INVALID,
+                "this process is world rank %u (RANK), which is not among the %zu declared ranks of "
+                "communicator %p: declare the ranks of its colour",
+                world_rank, ranks.size(), static_cast<void *>(communicator.handle));
+  const auto rank = static_cast<uint32_t>(place - ranks.begin());
+  const CommunicationScope scope;
+  const NcclResult result = declare(communicator.handle, static_cast<int>(ranks.size()), static_cast<int>(rank));
+  if (result != kNcclSuccess) throw Error::nccl(result, "foundryd_nccl_declare");
+  communicator.size = static_cast<uint32_t>(ranks.size());
+  communicator.rank = rank;
+}
+
 void State::declare(NcclComm communicator, std::span<const uint32_t> ranks) {
   const std::lock_guard lock(mutex_);
   const auto it = slots_.find(communicator);
   if (it == slots_.end())
-    throw Error(FDY_ERROR_NOT_FOUND, "communicator %p was not seen being made or is destroyed: declare it after its "
-                                     "creation, with the hook loaded first",
+    throw Error(FDY_ERROR_NOT_FOUND,
+                "communicator %p was not seen being made or is destroyed: declare it after its "
+                "creation, with the hook loaded first",
                 static_cast<void *>(communicator));
   Communicator &c = communicators_[it->second];
   ask(c);
+  if (capturing() && c.derived && !ranks.empty()) tell_stub(c, ranks);
   if (ranks.empty() || (c.size != 0 && c.size != ranks.size()))
     throw Error(FDY_ERROR_INVALID, "communicator %p has %u ranks and %zu were declared: declare each of its ranks",
                 static_cast<void *>(communicator), c.size, ranks.size());
@@ -83,13 +111,20 @@ uint32_t State::slot_of(NcclComm communicator) {
   return slots_.at(communicator);
 }
 
+uint32_t State::size_of(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  ask(communicators_.at(slot));
+  return communicators_[slot].size;
+}
+
 LiveCommunicator State::live(uint32_t slot) {
   const std::lock_guard lock(mutex_);
   if (slot >= communicators_.size())
     throw Error(FDY_ERROR_INVALID, "communicator slot %u does not exist: this process has made %zu communicators", slot,
                 communicators_.size());
   const Communicator &c = communicators_[slot];
-  if (!c.live) throw Error(FDY_ERROR_STATE, "the communicator of slot %u is destroyed: its calls cannot be issued", slot);
+  if (!c.live)
+    throw Error(FDY_ERROR_STATE, "the communicator of slot %u is destroyed: its calls cannot be issued", slot);
   return {c.handle, slot, c.lane};
 }
 

@@ -33,16 +33,17 @@ class State {
  public:
   static State &get();
 
-  // A new communicator takes the next slot; `size` 0 means unknown as yet.  Every communicator gets one, those of a
-  // single rank too: slots are places in the program's own order of creation.
+  // A new communicator takes the next slot; `size` 0 means that only the library knows, as after a split.  Every
+  // communicator gets one, those of a single rank too: slots are places in the program's own order of creation.
   void created(NcclComm communicator, uint32_t size, uint32_t rank);
   void destroyed(NcclComm communicator);
-  // Its world ranks, in the communicator's order.
+  // Its world ranks, in the communicator's order.  Under capture the stub learns the true size of a split from this.
   void declare(NcclComm communicator, std::span<const uint32_t> ranks);
   void list(std::vector<fdy_communicator> &communicators, std::vector<uint32_t> &ranks);
 
   // The slot of a handle; a handle that was never seen being made gets one now.
   uint32_t slot_of(NcclComm communicator);
+  uint32_t size_of(uint32_t slot);       // 0 if the library cannot say
   LiveCommunicator live(uint32_t slot);  // throws Error
 
   uint32_t next_group();
@@ -54,11 +55,13 @@ class State {
     NcclComm handle;
     uint32_t size;
     uint32_t rank;
+    bool derived;  // by a split or shrink, which do not say how large the child is
     bool live;
     std::vector<uint32_t> members;
     std::shared_ptr<Lane> lane;
   };
   static void ask(Communicator &communicator);
+  static void tell_stub(Communicator &communicator, std::span<const uint32_t> ranks);
 
   mutable std::mutex mutex_;
   std::deque<Communicator> communicators_;

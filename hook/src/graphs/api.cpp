@@ -21,7 +21,9 @@ int api_read_graph(void *graph, fdy_graph **out) {
   });
 }
 
-void api_free_graph(fdy_graph *graph) { delete static_cast<OwnedGraph *>(graph); }
+void api_free_graph(fdy_graph *graph) {
+  delete static_cast<OwnedGraph *>(graph);
+}
 
 int api_build_graph(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
                     void *const *comm_graphs, uint64_t comm_graph_count, void **out) {

@@ -72,8 +72,9 @@ std::vector<fdy_attribute> AttributeReader::read(CUgraphNode node, const CUDA_KE
   });
   for (const fdy_attribute &a : out)
     if (a.id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
-      throw Error(FDY_ERROR_UNSUPPORTED, "a device-updatable kernel node holds a device handle that lives as long as its "
-                                         "process: capture without that attribute");
+      throw Error(FDY_ERROR_UNSUPPORTED,
+                  "a device-updatable kernel node holds a device handle that lives as long as its "
+                  "process: capture without that attribute");
   return out;
 }
 
@@ -92,9 +93,8 @@ void write_attributes(CUgraphNode node, std::span<const fdy_attribute> attribute
 }
 
 bool is_cooperative(std::span<const fdy_attribute> attributes) {
-  return std::any_of(attributes.begin(), attributes.end(), [](const fdy_attribute &a) {
-    return a.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && a.value[0] != 0;
-  });
+  return std::any_of(attributes.begin(), attributes.end(),
+                     [](const fdy_attribute &a) { return a.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && a.value[0] != 0; });
 }
 
 }  // namespace foundryd::graphs

@@ -72,7 +72,8 @@ class Builder {
     const uint8_t *params = source.params + node.param_offset;
     CUgraphNode out = nullptr;
     switch (node.type) {
-      case FDY_NODE_KERNEL: return add_kernel(graph, source, node, params);
+      case FDY_NODE_KERNEL:
+        return add_kernel(graph, source, node, params);
       case FDY_NODE_MEMCPY: {
         CUDA_MEMCPY3D_v2 copy;
         std::memcpy(&copy, params, sizeof copy);
@@ -90,7 +91,9 @@ class Builder {
         FDY_CU(cuGraphAddChildGraphNode, &out, graph, nullptr, 0, child.get());  // clones it
         return out;
       }
-      default: FDY_CU(cuGraphAddEmptyNode, &out, graph, nullptr, 0); return out;
+      default:
+        FDY_CU(cuGraphAddEmptyNode, &out, graph, nullptr, 0);
+        return out;
     }
   }
 
@@ -112,8 +115,9 @@ class Builder {
                       : node.param_kind == FDY_PARAM_EXTRA ? node.param_bytes <= layout.bytes
                                                            : layout.fields.empty() && node.param_bytes == 0;
     if (!fits)
-      throw Error(FDY_ERROR_INVALID, "a node has %u bytes of parameters of kind %u for function %u, which takes %u: the "
-                                     "archive's function is another one",
+      throw Error(FDY_ERROR_INVALID,
+                  "a node has %u bytes of parameters of kind %u for function %u, which takes %u: the "
+                  "archive's function is another one",
                   node.param_bytes, node.param_kind, node.function, layout.bytes);
 
     // The driver refuses a cooperative kernel with `extra`; a list must point into a whole block.
@@ -135,9 +139,8 @@ class Builder {
     return out;
   }
 
-  CUgraphNode add_collective(CUgraph graph, const fdy_node &node,
-                             std::map<uint32_t, std::vector<CUgraphNode>> &last_of, std::vector<Edge> &edges,
-                             std::vector<CUgraphNode> &made) {
+  CUgraphNode add_collective(CUgraph graph, const fdy_node &node, std::map<uint32_t, std::vector<CUgraphNode>> &last_of,
+                             std::vector<Edge> &edges, std::vector<CUgraphNode> &made) {
     const auto small = static_cast<CUgraph>(comm_graphs_[node.comm_group]);
     small_.insert(small);
     const Spliced spliced = splice(graph, small);

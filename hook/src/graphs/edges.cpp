@@ -10,7 +10,9 @@
 namespace foundryd::graphs {
 namespace {
 
-auto kind(const Edge &e) { return std::tuple(e.from_port, e.to_port, e.type); }
+auto kind(const Edge &e) {
+  return std::tuple(e.from_port, e.to_port, e.type);
+}
 
 // One call for one kind of edge.
 void add_run(CUgraph graph, const Edge *first, const Edge *last) {
@@ -26,8 +28,9 @@ void add_run(CUgraph graph, const Edge *first, const Edge *last) {
   } else if (kind(*first) == std::tuple(0, 0, 0)) {
     FDY_CU(cuGraphAddDependencies, graph, from.data(), to.data(), from.size());
   } else {
-    throw Error(FDY_ERROR_UNSUPPORTED, "the graph has edges of type %u and this driver has no edge data: use driver 545 "
-                                       "or newer",
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "the graph has edges of type %u and this driver has no edge data: use driver 545 "
+                "or newer",
                 static_cast<unsigned>(first->type));
   }
 }
@@ -79,8 +82,9 @@ void add_edges(CUgraph graph, std::vector<Edge> edges) {
   std::sort(made.begin(), made.end());
   std::sort(edges.begin(), edges.end());
   if (made != edges)
-    throw Error(FDY_ERROR_DRIVER, "the driver made %zu edges out of %zu, or gave some of them other data than they were "
-                                  "added with: this driver cannot hold the graph",
+    throw Error(FDY_ERROR_DRIVER,
+                "the driver made %zu edges out of %zu, or gave some of them other data than they were "
+                "added with: this driver cannot hold the graph",
                 made.size(), edges.size());
 }
 

@@ -26,8 +26,8 @@ std::vector<CUgraphNode> nodes_of(CUgraph graph);
 // In no particular order.
 std::vector<Edge> edges_of(CUgraph graph);
 
-// Adds the edges of a graph that has none yet, then reads them back: drivers 580 to 610 apply the data of the first edge
-// of a call to all of them.  Throws Error if the driver made something else of them.
+// Adds the edges of a graph that has none yet, then reads them back: drivers 580 to 610 apply the data of the first
+// edge of a call to all of them.  Throws Error if the driver made something else of them.
 void add_edges(CUgraph graph, std::vector<Edge> edges);
 
 // What a node depends on.

@@ -26,8 +26,9 @@ void refuse_managed(const modules::UsedFunction &function, const std::vector<uin
       uint64_t word = 0;
       std::memcpy(&word, bytes.data() + at, sizeof word);
       if (memory::touches_managed(word, 1))
-        throw Error(FDY_ERROR_UNSUPPORTED, "parameter %zu of kernel %s holds the address %#llx of managed memory, which "
-                                           "cannot be restored: allocate it with cuMemAlloc",
+        throw Error(FDY_ERROR_UNSUPPORTED,
+                    "parameter %zu of kernel %s holds the address %#llx of managed memory, which "
+                    "cannot be restored: allocate it with cuMemAlloc",
                     i, function.name.c_str(), static_cast<unsigned long long>(word));
     }
   }
@@ -62,26 +63,29 @@ struct Side {
 // Which of the two addresses the side uses; throws if it would mean something else in another process.
 void check_side(const Side &side) {
   if (side.type == CU_MEMORYTYPE_ARRAY)
-    throw Error(FDY_ERROR_UNSUPPORTED, "the %s of a memcpy node is a CUDA array, which cannot be restored: copy to and "
-                                       "from linear memory",
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "the %s of a memcpy node is a CUDA array, which cannot be restored: copy to and "
+                "from linear memory",
                 side.what);
   const uint64_t address =
       side.type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uintptr_t>(side.host) : static_cast<uint64_t>(side.device);
   if (memory::touches_managed(address, 1))
-    throw Error(FDY_ERROR_UNSUPPORTED, "the %s %#llx of a memcpy node is managed memory, which cannot be restored: "
-                                       "allocate it with cuMemAlloc",
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "the %s %#llx of a memcpy node is managed memory, which cannot be restored: "
+                "allocate it with cuMemAlloc",
                 side.what, static_cast<unsigned long long>(address));
   const auto place = memory::classify(address);
   bool host = side.type == CU_MEMORYTYPE_HOST;
   if (!host && !memory::in_arena_space(address)) {
     unsigned int type = 0;
-    const CUresult code =
-        FDY_CU_RESULT(cuPointerGetAttribute, &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, static_cast<CUdeviceptr>(address));
+    const CUresult code = FDY_CU_RESULT(cuPointerGetAttribute, &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                        static_cast<CUdeviceptr>(address));
     host = code != CUDA_SUCCESS || type == CU_MEMORYTYPE_HOST;  // the driver knows every device address
   }
   if (host && !(place && place->arena == FDY_ARENA_HOST))
-    throw Error(FDY_ERROR_UNSUPPORTED, "the %s %#llx of a memcpy node is host memory outside the host arena: allocate it "
-                                       "pinned (cuMemHostAlloc)",
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "the %s %#llx of a memcpy node is host memory outside the host arena: allocate it "
+                "pinned (cuMemHostAlloc)",
                 side.what, static_cast<unsigned long long>(address));
 }
 
@@ -148,8 +152,9 @@ ParamBytes memcpy_params(const CUDA_MEMCPY3D_v2 &params) {
 
 ParamBytes memset_params(const CUDA_MEMSET_NODE_PARAMS_v1 &params) {
   if (memory::touches_managed(params.dst, 1))
-    throw Error(FDY_ERROR_UNSUPPORTED, "the destination %#llx of a memset node is managed memory, which cannot be "
-                                       "restored: allocate it with cuMemAlloc",
+    throw Error(FDY_ERROR_UNSUPPORTED,
+                "the destination %#llx of a memset node is managed memory, which cannot be "
+                "restored: allocate it with cuMemAlloc",
                 static_cast<unsigned long long>(params.dst));
   CUDA_MEMSET_NODE_PARAMS_v1 clean = params;
   if (clean.height <= 1) clean.pitch = 0;  // unused

@@ -78,16 +78,16 @@ using namespace foundryd::graphs;
 using foundryd::Streams;
 
 // One line for each pair of functions that differ in the meaning of stream 0 only.
-#define FDY_LAUNCH(symbol, meaning)                                                                                 \
-  FDY_OVERRIDE CUresult CUDAAPI symbol(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,             \
-                                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,      \
-                                       CUstream stream, void **params, void **extra) {                             \
+#define FDY_LAUNCH(symbol, meaning)                                                                                   \
+  FDY_OVERRIDE CUresult CUDAAPI symbol(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,               \
+                                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,        \
+                                       CUstream stream, void **params, void **extra) {                                \
     return after_launch(FDY_NEXT(symbol, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra), stream, meaning); \
   }
 FDY_LAUNCH(cuLaunchKernel, Streams::legacy)
 FDY_LAUNCH(cuLaunchKernel_ptsz, Streams::per_thread)
 
-#define FDY_LAUNCH_EX(symbol, meaning)                                                                           \
+#define FDY_LAUNCH_EX(symbol, meaning)                                                                            \
   FDY_OVERRIDE CUresult CUDAAPI symbol(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) { \
     return after_launch(FDY_NEXT(symbol, config, f, params, extra), config ? config->hStream : nullptr, meaning); \
   }
@@ -98,7 +98,7 @@ FDY_LAUNCH_EX(cuLaunchKernelEx_ptsz, Streams::per_thread)
   FDY_OVERRIDE CUresult CUDAAPI symbol(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,        \
                                        unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, \
                                        CUstream stream, void **params) {                                       \
-    return after_launch(FDY_NEXT(symbol, f, gx, gy, gz, bx, by, bz, shared, stream, params), stream, meaning);  \
+    return after_launch(FDY_NEXT(symbol, f, gx, gy, gz, bx, by, bz, shared, stream, params), stream, meaning); \
   }
 FDY_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, Streams::legacy)
 FDY_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Streams::per_thread)

@@ -21,21 +21,36 @@ namespace {
 
 const char *type_name(CUgraphNodeType type) {
   switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: return "kernel";
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return "memcpy";
-    case CU_GRAPH_NODE_TYPE_MEMSET: return "memset";
-    case CU_GRAPH_NODE_TYPE_HOST: return "host";
-    case CU_GRAPH_NODE_TYPE_GRAPH: return "child graph";
-    case CU_GRAPH_NODE_TYPE_EMPTY: return "empty";
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return "external event wait";
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return "external event record";
-    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL: return "external semaphore signal";
-    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT: return "external semaphore wait";
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return "memory allocation";
-    case CU_GRAPH_NODE_TYPE_MEM_FREE: return "memory free";
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return "batch memory operation";
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL: return "conditional";
-    default: return "unknown";
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return "kernel";
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return "memcpy";
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return "memset";
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return "host";
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return "child graph";
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return "empty";
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return "external event wait";
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return "external event record";
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
+      return "external semaphore signal";
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
+      return "external semaphore wait";
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      return "memory allocation";
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return "memory free";
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+      return "batch memory operation";
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return "conditional";
+    default:
+      return "unknown";
   }
 }
 
@@ -100,7 +115,9 @@ void read_content(CUgraphNode node, const CreationRecord &created, AttributeRead
       out.params = memset_params(params);
       return;
     }
-    case CU_GRAPH_NODE_TYPE_EMPTY: out.record.type = FDY_NODE_EMPTY; return;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      out.record.type = FDY_NODE_EMPTY;
+      return;
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       out.record.type = FDY_NODE_CHILD;
       CUgraph child = nullptr;
@@ -114,7 +131,9 @@ void read_content(CUgraphNode node, const CreationRecord &created, AttributeRead
   }
 }
 
-std::string_view text_of(const void *data, size_t bytes) { return {static_cast<const char *>(data), bytes}; }
+std::string_view text_of(const void *data, size_t bytes) {
+  return {static_cast<const char *>(data), bytes};
+}
 
 // What every rank that runs the program has in common; function and sizes of members differ too, but nodes that differ
 // in them differ in nothing that creation order does not decide.
@@ -210,7 +229,8 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
     const auto from = index.find(e.from), to = index.find(e.to);
     if (from == index.end() || to == index.end())
       throw Error(FDY_ERROR_STATE, "the graph changed while it was read: read it when its capture has ended");
-    order_edges.push_back({from->second, to->second, static_cast<uint32_t>(e.from_port << 16 | e.to_port << 8 | e.type)});
+    order_edges.push_back(
+        {from->second, to->second, static_cast<uint32_t>(e.from_port << 16 | e.to_port << 8 | e.type)});
   }
   const std::vector<uint32_t> order = canonical_order(order_nodes, order_edges);
   if (order.size() != nodes.size()) throw Error(FDY_ERROR_STATE, "the graph has a cycle: read it when it is complete");
@@ -226,10 +246,15 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
     append(*out, content);
   }
   for (size_t i = 0; i < edges.size(); ++i)
-    out->edge_store.push_back({place[order_edges[i].from], place[order_edges[i].to], edges[i].from_port,
-                               edges[i].to_port, edges[i].type, {}});
+    out->edge_store.push_back({place[order_edges[i].from],
+                               place[order_edges[i].to],
+                               edges[i].from_port,
+                               edges[i].to_port,
+                               edges[i].type,
+                               {}});
   std::sort(out->edge_store.begin(), out->edge_store.end(), [](const fdy_edge &a, const fdy_edge &b) {
-    return std::tie(a.from, a.to, a.from_port, a.to_port, a.type) < std::tie(b.from, b.to, b.from_port, b.to_port, b.type);
+    return std::tie(a.from, a.to, a.from_port, a.to_port, a.type) <
+           std::tie(b.from, b.to, b.from_port, b.to_port, b.type);
   });
   out->point();
   return out;

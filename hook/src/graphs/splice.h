@@ -16,11 +16,11 @@
 namespace foundryd::graphs {
 
 struct Spliced {
-  CUgraphNode body;                 // what the graph's own edges attach to
-  std::vector<CUgraphNode> heads;   // what must wait for an earlier collective of the same communicator
-  std::vector<CUgraphNode> tails;   // what a later collective of the same communicator must wait for
-  std::vector<CUgraphNode> made;    // every node, in the order of creation
-  std::vector<Edge> edges;          // between them, not added yet
+  CUgraphNode body;                // what the graph's own edges attach to
+  std::vector<CUgraphNode> heads;  // what must wait for an earlier collective of the same communicator
+  std::vector<CUgraphNode> tails;  // what a later collective of the same communicator must wait for
+  std::vector<CUgraphNode> made;   // every node, in the order of creation
+  std::vector<Edge> edges;         // between them, not added yet
 };
 
 Spliced splice(CUgraph target, CUgraph small);

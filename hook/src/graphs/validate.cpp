@@ -16,7 +16,9 @@ namespace {
 
 using ull = unsigned long long;
 
-bool within(uint64_t first, uint64_t count, uint64_t limit) { return first <= limit && count <= limit - first; }
+bool within(uint64_t first, uint64_t count, uint64_t limit) {
+  return first <= limit && count <= limit - first;
+}
 
 [[noreturn]] void bad(size_t node, const char *what, uint64_t value, uint64_t limit) {
   throw Error(FDY_ERROR_INVALID, "node %zu has %s %llu, and there are %llu: the graph is damaged", node, what,
@@ -25,8 +27,9 @@ bool within(uint64_t first, uint64_t count, uint64_t limit) { return first <= li
 
 void check_struct(size_t i, const fdy_node &node, size_t bytes) {
   if (node.param_kind != FDY_PARAM_STRUCT || node.param_bytes != bytes)
-    throw Error(FDY_ERROR_INVALID, "node %zu of type %u has %u parameter bytes of kind %u, not a struct of %zu: the graph "
-                                   "is damaged",
+    throw Error(FDY_ERROR_INVALID,
+                "node %zu of type %u has %u parameter bytes of kind %u, not a struct of %zu: the graph "
+                "is damaged",
                 i, node.type, node.param_bytes, node.param_kind, bytes);
 }
 
@@ -35,8 +38,9 @@ void check_copy(size_t i, const uint8_t *bytes) {
   std::memcpy(&params, bytes, sizeof params);
   for (const CUmemorytype type : {params.srcMemoryType, params.dstMemoryType})
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
-      throw Error(FDY_ERROR_INVALID, "node %zu copies memory of type %u, not host (1), device (2) or unified (4): the "
-                                     "graph is damaged",
+      throw Error(FDY_ERROR_INVALID,
+                  "node %zu copies memory of type %u, not host (1), device (2) or unified (4): the "
+                  "graph is damaged",
                   i, static_cast<unsigned>(type));
   if (params.reserved0 != nullptr || params.reserved1 != nullptr || params.srcArray != nullptr ||
       params.dstArray != nullptr)
@@ -65,21 +69,27 @@ void check_node(size_t i, const fdy_node &node, const fdy_graph &graph, std::spa
   if (!within(node.attribute_first, node.attribute_count, graph.attribute_count))
     bad(i, "attributes that end at", uint64_t{node.attribute_first} + node.attribute_count, graph.attribute_count);
   switch (node.type) {
-    case FDY_NODE_KERNEL: check_kernel(i, node, graph, functions); break;
+    case FDY_NODE_KERNEL:
+      check_kernel(i, node, graph, functions);
+      break;
     case FDY_NODE_MEMCPY:
       check_struct(i, node, sizeof(CUDA_MEMCPY3D_v2));
       check_copy(i, graph.params + node.param_offset);
       break;
-    case FDY_NODE_MEMSET: check_struct(i, node, sizeof(CUDA_MEMSET_NODE_PARAMS_v1)); break;
-    case FDY_NODE_EMPTY: break;
+    case FDY_NODE_MEMSET:
+      check_struct(i, node, sizeof(CUDA_MEMSET_NODE_PARAMS_v1));
+      break;
+    case FDY_NODE_EMPTY:
+      break;
     case FDY_NODE_CHILD:
       if (node.child >= graph.child_count) bad(i, "child", node.child, graph.child_count);
       break;
     case FDY_NODE_COMM:
       if (node.comm_group >= comm_graphs.size()) bad(i, "communication group", node.comm_group, comm_graphs.size());
       if (!MadeGraphs::get().communicator_of(static_cast<CUgraph>(comm_graphs[node.comm_group])))
-        throw Error(FDY_ERROR_INVALID, "node %zu stands for communication group %u, whose graph %p was not made by "
-                                       "comm_reissue",
+        throw Error(FDY_ERROR_INVALID,
+                    "node %zu stands for communication group %u, whose graph %p was not made by "
+                    "comm_reissue",
                     i, node.comm_group, comm_graphs[node.comm_group]);
       break;
     default:
@@ -93,8 +103,9 @@ void check_edges(const fdy_graph &graph) {
   for (uint64_t i = 0; i < graph.edge_count; ++i) {
     const fdy_edge &e = graph.edges[i];
     if (e.from >= e.to || e.to >= graph.node_count)
-      throw Error(FDY_ERROR_INVALID, "edge %llu goes from node %u to node %u of %llu, not from an earlier to a later one: "
-                                     "the graph is damaged",
+      throw Error(FDY_ERROR_INVALID,
+                  "edge %llu goes from node %u to node %u of %llu, not from an earlier to a later one: "
+                  "the graph is damaged",
                   static_cast<ull>(i), e.from, e.to, static_cast<ull>(graph.node_count));
     if (e.reserved[0] | e.reserved[1] | e.reserved[2] | e.reserved[3] | e.reserved[4])
       throw Error(FDY_ERROR_INVALID, "edge %llu has reserved bytes set: the graph is damaged", static_cast<ull>(i));

@@ -30,8 +30,9 @@ int api_module_image(uint32_t module, fdy_buffer *out) {
     if (!instance.refusal.empty())
       throw Error(FDY_ERROR_UNSUPPORTED, "module %u cannot be archived because %s", module, instance.refusal.c_str());
     if (!instance.image)
-      throw Error(FDY_ERROR_STATE, "the image of module %u was not kept: images are kept under FOUNDRYD_MODE=capture, "
-                                   "those of communication libraries never",
+      throw Error(FDY_ERROR_STATE,
+                  "the image of module %u was not kept: images are kept under FOUNDRYD_MODE=capture, "
+                  "those of communication libraries never",
                   module);
     fill_buffer(out, instance.image->bytes);
   });

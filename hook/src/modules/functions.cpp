@@ -94,7 +94,9 @@ UsedFunction inspect_function(CUfunction function, CUkernel kernel) {
   return out;
 }
 
-uint32_t use_function(const UsedFunction &function) { return FunctionTable::get().use(function); }
+uint32_t use_function(const UsedFunction &function) {
+  return FunctionTable::get().use(function);
+}
 
 void fill_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings) {
   std::vector<fdy_function> rows;

@@ -59,19 +59,23 @@ std::vector<Global> only_changed(const Instance &instance, const std::vector<Glo
   if (globals.empty()) return {};
   if (!instance.image)
     throw Error(FDY_ERROR_STATE, "the image of module %u was not kept, so its globals cannot be compared: %s",
-                instance.id, instance.communication ? "modules of communication libraries are never archived"
-                                                    : "images are kept under FOUNDRYD_MODE=capture");
+                instance.id,
+                instance.communication ? "modules of communication libraries are never archived"
+                                       : "images are kept under FOUNDRYD_MODE=capture");
   if (captures::any())
-    throw Error(FDY_ERROR_STATE, "the globals of module %u cannot be read while a stream is being captured: end the "
-                                 "capture first", instance.id);
+    throw Error(FDY_ERROR_STATE,
+                "the globals of module %u cannot be read while a stream is being captured: end the "
+                "capture first",
+                instance.id);
   FDY_CU(cuCtxSynchronize);
   const FreshLoad fresh(instance);
   std::vector<Global> out;
   for (const Global &global : globals) {
     const std::optional<Global> start = fresh.global(global.name);
     if (!start || start->bytes != global.bytes)
-      throw Error(FDY_ERROR_UNSUPPORTED, "global %s of module %u is not in a fresh load of the same image with the same "
-                                         "%zu bytes: the image cannot be archived",
+      throw Error(FDY_ERROR_UNSUPPORTED,
+                  "global %s of module %u is not in a fresh load of the same image with the same "
+                  "%zu bytes: the image cannot be archived",
                   global.name.c_str(), instance.id, global.bytes);
     if (read(global) != read(*start)) out.push_back(global);
   }

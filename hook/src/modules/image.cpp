@@ -118,7 +118,9 @@ Extent measure(const void *image) {
   return measure_within(data, kNoLimit);
 }
 
-Extent measure_prefix(std::span<const std::byte> bytes) { return measure_within(bytes.data(), bytes.size()); }
+Extent measure_prefix(std::span<const std::byte> bytes) {
+  return measure_within(bytes.data(), bytes.size());
+}
 
 Extent measure_exactly(std::span<const std::byte> image) {
   const Extent extent = measure_prefix(image);
@@ -152,11 +154,16 @@ uint64_t content_hash(std::span<const std::byte> bytes) {
 
 std::string_view describe(ImageKind kind) {
   switch (kind) {
-    case ImageKind::kFatbin: return "a fat binary";
-    case ImageKind::kElf: return "an ELF image";
-    case ImageKind::kPtx: return "PTX";
-    case ImageKind::kManyContainers: return "a wrapper around several containers";
-    case ImageKind::kUnknown: return "an image of an unknown kind";
+    case ImageKind::kFatbin:
+      return "a fat binary";
+    case ImageKind::kElf:
+      return "an ELF image";
+    case ImageKind::kPtx:
+      return "PTX";
+    case ImageKind::kManyContainers:
+      return "a wrapper around several containers";
+    case ImageKind::kUnknown:
+      return "an image of an unknown kind";
   }
   return "an image of an unknown kind";
 }

@@ -15,15 +15,15 @@ namespace foundryd::modules {
 namespace {
 
 void apply(CUfunction function, const char *name, const fdy_setting &setting) {
-  const CUresult code =
-      setting.attribute == FDY_SETTING_CACHE_CONFIG
-          ? FDY_CU_RESULT(cuFuncSetCacheConfig, function, static_cast<CUfunc_cache>(setting.value))
-          : FDY_CU_RESULT(cuFuncSetAttribute, function, static_cast<CUfunction_attribute>(setting.attribute),
-                          setting.value);
+  const CUresult code = setting.attribute == FDY_SETTING_CACHE_CONFIG
+                            ? FDY_CU_RESULT(cuFuncSetCacheConfig, function, static_cast<CUfunc_cache>(setting.value))
+                            : FDY_CU_RESULT(cuFuncSetAttribute, function,
+                                            static_cast<CUfunction_attribute>(setting.attribute), setting.value);
   if (code == CUDA_SUCCESS) return;
   const Error cause = Error::driver(code, "cuFuncSetAttribute");
-  throw Error(FDY_ERROR_DRIVER, "attribute %d of function %.200s cannot be set to %d (%.120s): the archive is not for "
-                                 "this driver and device",
+  throw Error(FDY_ERROR_DRIVER,
+              "attribute %d of function %.200s cannot be set to %d (%.120s): the archive is not for "
+              "this driver and device",
               setting.attribute, name, setting.value, cause.what());
 }
 
@@ -62,8 +62,9 @@ uint32_t load_module(uint32_t api, std::span<const std::byte> image) {
     throw Error(FDY_ERROR_INVALID, "%u is not a way to load a module: use 0 (module) or 1 (library)", api);
   const Extent extent = measure_exactly(image);
   if (extent.bytes == 0)
-    throw Error(FDY_ERROR_INVALID, "the %zu bytes of a module image are not exactly one fat binary, ELF file or "
-                                   "NUL-terminated PTX: the image is damaged",
+    throw Error(FDY_ERROR_INVALID,
+                "the %zu bytes of a module image are not exactly one fat binary, ELF file or "
+                "NUL-terminated PTX: the image is damaged",
                 image.size());
   const graphs::RelaxedCapture relaxed;
   const auto which = static_cast<fdy_module_api>(api);

@@ -38,8 +38,10 @@ bool changes_code(CUjit_option option) {
     case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
     case CU_JIT_TARGET_FROM_CUCONTEXT:
     case CU_JIT_LOG_VERBOSE:
-    case CU_JIT_CACHE_MODE: return false;
-    default: return true;
+    case CU_JIT_CACHE_MODE:
+      return false;
+    default:
+      return true;
   }
 }
 
