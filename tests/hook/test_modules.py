@@ -95,6 +95,31 @@ def test_functions_of_two_instances_of_an_image_are_kept_apart(hooked: Any) -> N
         assert names == ["count", "count"]
 
 
+def test_a_kernel_passed_as_a_function_is_found_in_its_library(hooked: Any) -> None:
+    """As the CUDA runtime does: no function is made of the kernel before it is launched."""
+    found = hooked.graphs(
+        """
+        start()
+        Module()  # another instance of the same image
+        library, out = Module(library=True), malloc(8)
+        kernels = ok(cu.cuLibraryEnumerateKernels(20, library.handle))
+        enumerated = {ok(cu.cuKernelGetName(k)).decode(): k for k in kernels if int(k)}
+        write_words(out, [1])
+        def body(s):
+            launch(cu.CUfunction(int(library.kernel("mad"))), s, u64(out, 2, 1))
+            launch(cu.CUfunction(int(enumerated["count"])), s, u64(out))
+            launch(library.function("mad"), s, u64(out, 2, 1))
+        limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        ok(cu.cuFuncSetAttribute(cu.CUfunction(int(library.kernel("mad"))), limit, 512))
+        read = hook.read_graph(int(capture(body)))
+        functions, fields, settings, names = hook.functions()
+        answer([read.nodes["function"].tolist(), names, functions[["module", "param_count"]].tolist(),
+                settings.tolist()])
+        """
+    )
+    assert found == [[0, 1, 0], ["mad", "count"], [[1, 3], [1, 1]], [[8, 512]]]
+
+
 def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
     found = hooked.graphs(
         """
