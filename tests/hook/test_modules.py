@@ -261,27 +261,38 @@ def test_a_damaged_image_is_refused_before_the_driver_sees_it(hooked: Any, image
     assert found[2] == 0
 
 
-def test_several_containers_behind_one_wrapper_are_refused_where_they_are_used(hooked: Any) -> None:
-    """The driver may link them; an archive holds one container for a module."""
+def test_several_containers_behind_one_wrapper_are_refused_where_they_are_used(hooked: Any, compile_c: Any) -> None:
+    """A driver links them, the software driver does not: a library in front of it loads the first one instead."""
+    linker = compile_c(
+        "linker.so",
+        """
+        #include <dlfcn.h>
+        typedef int (*load)(void **, const void *);
+        int cuModuleLoadFatBinary(void **module, const void *wrapper) {
+          return ((load)dlsym(RTLD_NEXT, "cuModuleLoadData"))(module, ((void **)wrapper)[1]);
+        }
+        """,
+        cuda=True,
+    )
     found = hooked.graphs(
         """
         start()
         one = c.create_string_buffer(image())
         linked = (c.c_void_p * 2)(c.addressof(one), None)
-        wrapper = struct.pack("<IIQQ", 0x466243B1, 2, c.addressof(one), c.addressof(linked))
-        code, module = cu.cuModuleLoadFatBinary(wrapper)
-        if code != cu.CUresult.CUDA_SUCCESS:
-            answer(None)
-        else:
-            f, out = ok(cu.cuModuleGetFunction(module, b"mad")), malloc(8)
-            graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
-            answer([refusal(lambda: hook.module_image(0)), refusal(lambda: hook.read_graph(int(graph)))])
+        wrapper = c.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 2, c.addressof(one), c.addressof(linked)))
+        module = c.c_void_p()
+        assert c.CDLL(None).cuModuleLoadFatBinary(c.byref(module), wrapper) == 0
+        f, out = ok(cu.cuModuleGetFunction(cu.CUmodule(module.value), b"mad")), malloc(8)
+        graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
+        answer([refusal(lambda: hook.module_image(0)), refusal(lambda: hook.read_graph(int(graph))),
+                hook.modules()["image_bytes"].tolist()])
         """,
+        preload=[linker],
     )
-    if found is None:
-        pytest.skip("the software driver does not link containers")
-    assert [error for error, _ in found] == ["UnsupportedNode", "UnsupportedNode"]
+    assert [error for error, _ in found[:2]] == ["UnsupportedNode", "UnsupportedNode"]
     assert "several containers" in found[0][1]
+    assert "function mad" in found[1][1]
+    assert found[2] == [0]
 
 
 def test_nothing_is_recorded_without_a_mode(hooked: Any) -> None:
