@@ -95,6 +95,31 @@ def test_functions_of_two_instances_of_an_image_are_kept_apart(hooked: Any) -> N
         assert names == ["count", "count"]
 
 
+def test_a_kernel_passed_as_a_function_is_found_in_its_library(hooked: Any) -> None:
+    """As the CUDA runtime does: no function is made of the kernel before it is launched."""
+    found = hooked.graphs(
+        """
+        start()
+        Module()  # another instance of the same image
+        library, out = Module(library=True), malloc(8)
+        kernels = ok(cu.cuLibraryEnumerateKernels(20, library.handle))
+        enumerated = {ok(cu.cuKernelGetName(k)).decode(): k for k in kernels if int(k)}
+        write_words(out, [1])
+        def body(s):
+            launch(cu.CUfunction(int(library.kernel("mad"))), s, u64(out, 2, 1))
+            launch(cu.CUfunction(int(enumerated["count"])), s, u64(out))
+            launch(library.function("mad"), s, u64(out, 2, 1))
+        limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        ok(cu.cuFuncSetAttribute(cu.CUfunction(int(library.kernel("mad"))), limit, 512))
+        read = hook.read_graph(int(capture(body)))
+        functions, fields, settings, names = hook.functions()
+        answer([read.nodes["function"].tolist(), names, functions[["module", "param_count"]].tolist(),
+                settings.tolist()])
+        """
+    )
+    assert found == [[0, 1, 0], ["mad", "count"], [[1, 3], [1, 1]], [[8, 512]]]
+
+
 def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
     found = hooked.graphs(
         """
@@ -236,27 +261,38 @@ def test_a_damaged_image_is_refused_before_the_driver_sees_it(hooked: Any, image
     assert found[2] == 0
 
 
-def test_several_containers_behind_one_wrapper_are_refused_where_they_are_used(hooked: Any) -> None:
-    """The driver may link them; an archive holds one container for a module."""
+def test_several_containers_behind_one_wrapper_are_refused_where_they_are_used(hooked: Any, compile_c: Any) -> None:
+    """A driver links them, the software driver does not: a library in front of it loads the first one instead."""
+    linker = compile_c(
+        "linker.so",
+        """
+        #include <dlfcn.h>
+        typedef int (*load)(void **, const void *);
+        int cuModuleLoadFatBinary(void **module, const void *wrapper) {
+          return ((load)dlsym(RTLD_NEXT, "cuModuleLoadData"))(module, ((void **)wrapper)[1]);
+        }
+        """,
+        cuda=True,
+    )
     found = hooked.graphs(
         """
         start()
         one = c.create_string_buffer(image())
         linked = (c.c_void_p * 2)(c.addressof(one), None)
-        wrapper = struct.pack("<IIQQ", 0x466243B1, 2, c.addressof(one), c.addressof(linked))
-        code, module = cu.cuModuleLoadFatBinary(wrapper)
-        if code != cu.CUresult.CUDA_SUCCESS:
-            answer(None)
-        else:
-            f, out = ok(cu.cuModuleGetFunction(module, b"mad")), malloc(8)
-            graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
-            answer([refusal(lambda: hook.module_image(0)), refusal(lambda: hook.read_graph(int(graph)))])
+        wrapper = c.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 2, c.addressof(one), c.addressof(linked)))
+        module = c.c_void_p()
+        assert c.CDLL(None).cuModuleLoadFatBinary(c.byref(module), wrapper) == 0
+        f, out = ok(cu.cuModuleGetFunction(cu.CUmodule(module.value), b"mad")), malloc(8)
+        graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
+        answer([refusal(lambda: hook.module_image(0)), refusal(lambda: hook.read_graph(int(graph))),
+                hook.modules()["image_bytes"].tolist()])
         """,
+        preload=[linker],
     )
-    if found is None:
-        pytest.skip("the software driver does not link containers")
-    assert [error for error, _ in found] == ["UnsupportedNode", "UnsupportedNode"]
+    assert [error for error, _ in found[:2]] == ["UnsupportedNode", "UnsupportedNode"]
     assert "several containers" in found[0][1]
+    assert "function mad" in found[1][1]
+    assert found[2] == [0]
 
 
 def test_nothing_is_recorded_without_a_mode(hooked: Any) -> None:

@@ -73,9 +73,7 @@ struct NodeContent {
 void read_kernel(CUgraphNode node, AttributeReader &attributes, NodeContent &out) {
   CUDA_KERNEL_NODE_PARAMS_v2 params{};
   FDY_CU(cuGraphKernelNodeGetParams_v2, node, &params);
-  // A node of a library's kernel may have no function.
-  const CUkernel kernel = params.func == nullptr ? params.kern : nullptr;
-  out.function = modules::inspect_function(params.func, kernel);
+  out.function = modules::inspect_function(params.func, params.kern);
   out.record.grid[0] = params.gridDimX;
   out.record.grid[1] = params.gridDimY;
   out.record.grid[2] = params.gridDimZ;

@@ -77,9 +77,10 @@ ParamLayout param_layout(CUfunction function, CUkernel kernel) {
 }
 
 UsedFunction inspect_function(CUfunction function, CUkernel kernel) {
-  void *handle = kernel != nullptr ? static_cast<void *>(kernel) : static_cast<void *>(function);
   Registry &registry = Registry::get();
+  if (kernel == nullptr) kernel = registry.kernel_behind(function);
   const uint64_t epoch = registry.epoch();
+  void *handle = kernel != nullptr ? static_cast<void *>(kernel) : static_cast<void *>(function);
   UsedFunction out;
   if (FunctionTable::get().cached(handle, epoch, &out)) return out;
   FunctionName name = registry.identify(function, kernel);

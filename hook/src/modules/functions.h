@@ -18,7 +18,7 @@ struct ParamLayout {
   uint32_t bytes = 0;  // size of the packed parameter block
 };
 
-// From cuFuncGetParamInfo or cuKernelGetParamInfo; exactly one handle is set.
+// From cuKernelGetParamInfo if there is a kernel, else from cuFuncGetParamInfo.
 ParamLayout param_layout(CUfunction function, CUkernel kernel);
 
 struct UsedFunction {

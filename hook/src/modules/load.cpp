@@ -89,7 +89,11 @@ CUfunction load_function(uint32_t module, const char *name, std::span<const fdy_
     CUkernel kernel = nullptr;
     call = "cuLibraryGetKernel";
     code = FDY_CU_RESULT(cuLibraryGetKernel, &kernel, static_cast<CUlibrary>(instance.handle), name);
-    if (code == CUDA_SUCCESS) FDY_CU(cuKernelGetFunction, &function, kernel);
+    if (code == CUDA_SUCCESS) {
+      FDY_CU(cuKernelGetFunction, &function, kernel);
+      Registry::get().note_kernel(static_cast<CUlibrary>(instance.handle), kernel);
+      Registry::get().note_function(kernel, function);
+    }
   } else {
     code = FDY_CU_RESULT(cuModuleGetFunction, &function, static_cast<CUmodule>(instance.handle), name);
   }

@@ -165,6 +165,29 @@ FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *b
   return code;
 }
 
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
+  const CUresult code = FDY_NEXT(cuLibraryGetKernel, kernel, library, name);
+  if (code == CUDA_SUCCESS && overriding()) record("a kernel", [&] { Registry::get().note_kernel(library, *kernel); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary library) {
+  const CUresult code = FDY_NEXT(cuLibraryEnumerateKernels, kernels, count, library);
+  if (code == CUDA_SUCCESS && overriding())
+    record("kernels", [&] {
+      for (unsigned int i = 0; i < count && kernels[i] != nullptr; ++i)
+        Registry::get().note_kernel(library, kernels[i]);
+    });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
+  const CUresult code = FDY_NEXT(cuKernelGetFunction, function, kernel);
+  if (code == CUDA_SUCCESS && overriding())
+    record("a function", [&] { Registry::get().note_function(kernel, *function); });
+  return code;
+}
+
 FDY_OVERRIDE CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
   const CUresult code = FDY_NEXT(cuFuncSetAttribute, function, attribute, value);
   if (code == CUDA_SUCCESS && overriding()) note_setting(function, nullptr, attribute, value);
@@ -204,6 +227,9 @@ std::span<const Row> rows() {
       FDY_ROW("cuLibraryLoadFromFile", cuLibraryLoadFromFile, 12000),
       FDY_ROW("cuLibraryUnload", cuLibraryUnload, 12000),
       FDY_ROW("cuLibraryGetGlobal", cuLibraryGetGlobal, 12000),
+      FDY_ROW("cuLibraryGetKernel", cuLibraryGetKernel, 12000),
+      FDY_ROW("cuLibraryEnumerateKernels", cuLibraryEnumerateKernels, 12040),
+      FDY_ROW("cuKernelGetFunction", cuKernelGetFunction, 12000),
       FDY_ROW("cuFuncSetAttribute", cuFuncSetAttribute, 9000),
       FDY_ROW("cuFuncSetCacheConfig", cuFuncSetCacheConfig, 3000),
       FDY_ROW("cuKernelSetAttribute", cuKernelSetAttribute, 12000),

@@ -13,12 +13,6 @@
 namespace foundryd::modules {
 namespace {
 
-std::string function_name(CUfunction function) {
-  const char *name = nullptr;
-  FDY_CU(cuFuncGetName, &name, function);
-  return name;
-}
-
 std::string kernel_name(CUkernel kernel) {
   const char *name = nullptr;
   FDY_CU(cuKernelGetName, &name, kernel);
@@ -75,10 +69,40 @@ void Registry::remove(fdy_module_api api, void *handle) {
   instances_[id].live = false;
   handles.erase(it);
   std::erase_if(library_modules_, [&](const auto &entry) { return entry.second == id; });
+  std::erase_if(kernels_, [&](const auto &entry) { return entry.second.library == id; });
   ++epoch_;
 }
 
-// A function of a library names the module behind the library, which only the library can tell.
+void Registry::note_kernel(CUlibrary library, CUkernel kernel) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = libraries_.find(library); it != libraries_.end()) kernels_[kernel] = {it->second, kernel};
+}
+
+void Registry::note_function(CUkernel kernel, CUfunction function) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = kernels_.find(kernel); it != kernels_.end()) kernels_[function] = it->second;
+}
+
+CUkernel Registry::kernel_behind(CUfunction function) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = kernels_.find(function);
+  return it == kernels_.end() ? nullptr : it->second.kernel;
+}
+
+uint32_t Registry::library_of_kernel(CUkernel kernel) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = kernels_.find(kernel); it != kernels_.end()) return it->second.library;
+  }
+  CUlibrary library = nullptr;
+  FDY_CU(cuKernelGetLibrary, &library, kernel);
+  const std::lock_guard lock(mutex_);
+  const auto it = libraries_.find(library);
+  return it == libraries_.end() ? FDY_NONE : it->second;
+}
+
+// A function of a library names the module behind the library, which only the library can tell.  Asking loads the
+// library in full, so this is for functions whose kernel was never seen.
 uint32_t Registry::library_of_module(CUmodule module) {
   std::vector<std::pair<uint32_t, CUlibrary>> candidates;
   {
@@ -99,37 +123,27 @@ uint32_t Registry::library_of_module(CUmodule module) {
 }
 
 FunctionName Registry::identify(CUfunction function, CUkernel kernel) {
-  CUmodule module = nullptr;
-  if (kernel == nullptr) {
-    const CUresult code = FDY_CU_RESULT(cuFuncGetModule, &module, function);
-    // Every call that takes a CUfunction takes a CUkernel too, cast.
-    if (code == CUDA_ERROR_INVALID_HANDLE || code == CUDA_ERROR_INVALID_VALUE) {
-      kernel = reinterpret_cast<CUkernel>(function);
-    } else {
-      driver::check(code, "cuFuncGetModule");
-    }
-  }
-  FunctionName out{FDY_NONE, {}};
+  if (kernel == nullptr) kernel = kernel_behind(function);
   if (kernel != nullptr) {
-    out.name = kernel_name(kernel);
-    CUlibrary library = nullptr;
-    FDY_CU(cuKernelGetLibrary, &library, kernel);
-    const std::lock_guard lock(mutex_);
-    if (const auto it = libraries_.find(library); it != libraries_.end()) out.module = it->second;
-  } else {
-    out.name = function_name(function);
+    if (const uint32_t id = library_of_kernel(kernel); id != FDY_NONE) return {id, kernel_name(kernel)};
+  }
+  const char *name = nullptr;
+  if (function != nullptr) {
+    FDY_CU(cuFuncGetName, &name, function);
+    CUmodule module = nullptr;
+    FDY_CU(cuFuncGetModule, &module, function);
+    uint32_t id = FDY_NONE;
     {
       const std::lock_guard lock(mutex_);
-      if (const auto it = modules_.find(module); it != modules_.end()) out.module = it->second;
+      if (const auto it = modules_.find(module); it != modules_.end()) id = it->second;
     }
-    if (out.module == FDY_NONE) out.module = library_of_module(module);
+    if (id == FDY_NONE) id = library_of_module(module);
+    if (id != FDY_NONE) return {id, name};
   }
-  if (out.module == FDY_NONE)
-    throw Error(FDY_ERROR_NOT_FOUND,
-                "the module of function %s was not seen being loaded: preload the hook with FOUNDRYD_MODE set before "
-                "the program starts",
-                out.name.c_str());
-  return out;
+  throw Error(FDY_ERROR_NOT_FOUND,
+              "the module of function %s was not seen being loaded: preload the hook with FOUNDRYD_MODE set before the "
+              "program starts",
+              name == nullptr ? kernel_name(kernel).c_str() : name);
 }
 
 void Registry::note_setting(const FunctionName &function, int32_t attribute, int32_t value) {

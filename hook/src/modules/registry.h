@@ -57,7 +57,15 @@ class Registry {
   uint32_t add(fdy_module_api api, void *handle, const Extent &extent, std::string refusal);
   void remove(fdy_module_api api, void *handle);
 
-  // Which instance a function is of, whoever handed it out.  Throws Error if its module was not seen being loaded.
+  // A kernel that a library handed out, and the function that the driver made of it.  Programs pass either as a
+  // CUfunction.
+  void note_kernel(CUlibrary library, CUkernel kernel);
+  void note_function(CUkernel kernel, CUfunction function);
+  // The kernel that `function` is or was made of; nullptr for a module's function.
+  CUkernel kernel_behind(CUfunction function) const;
+
+  // Which instance a function is of, whoever handed it out; one of the handles may be nullptr.  Throws Error if its
+  // module was not seen being loaded.
   FunctionName identify(CUfunction function, CUkernel kernel);
 
   void note_setting(const FunctionName &function, int32_t attribute, int32_t value);
@@ -71,11 +79,18 @@ class Registry {
   uint64_t epoch() const;
 
  private:
+  struct KnownKernel {
+    uint32_t library;
+    CUkernel kernel;
+  };
+
+  uint32_t library_of_kernel(CUkernel kernel) const;
   uint32_t library_of_module(CUmodule module);
 
   mutable std::mutex mutex_;
   std::deque<Instance> instances_;
   std::unordered_map<void *, uint32_t> modules_, libraries_;  // live handles
+  std::unordered_map<void *, KnownKernel> kernels_;           // by kernel and by function
   std::unordered_map<CUmodule, uint32_t> library_modules_;    // the module behind a library, once asked for
   std::unordered_multimap<uint64_t, std::weak_ptr<const Image>> images_;
   uint64_t epoch_ = 0;
