@@ -83,10 +83,11 @@ class Device:
         return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
 
     def poison(self, size: int) -> None:
-        """Allocates ``size`` bytes and fills them, as an engine's later work would."""
+        """Allocates ``size`` bytes of device and of page-locked memory and fills them, as later work would."""
         address = int(checked(driver.cuMemAlloc, size))
         checked(driver.cuMemsetD8Async, address, 0xA5, size, self.stream)
         self.synchronise()
+        self.pinned(-(-size // 4))[:] = 0x5A5A5A5A
 
     def synchronise(self) -> None:
         """Waits for the stream."""

@@ -21,6 +21,7 @@ from foundryd.demo.engine import Disturbance, Engine
 from foundryd.demo.images import software_driver
 from foundryd.demo.rendezvous import FakeStore, SocketStore, Store
 from foundryd.errors import FoundrydError, UsageError
+from foundryd.session.arena import ARENAS, arena
 from foundryd.session.graphset import GraphSet
 from foundryd.settings import Mode, settings
 
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     config.add_arguments(out)
     out.add_argument("--store", type=Path, help="socket of the rendezvous; a world of one rank needs none")
     out.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for other ranks")
-    out.add_argument("--late-bytes", type=int, default=0, help="allocate and overwrite so much once graphs are ready")
+    out.add_argument("--late-bytes", type=int, default=0, help="once graphs are ready, fill so much in each arena")
     out.add_argument("--disturb", type=Disturbance.parse, help="change an allocation: extra:kv, larger:io …")
     return out
 
@@ -47,7 +48,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(c, env.rank, device, graphs, store, timeout=args.timeout, disturbance=args.disturb)
     engine.prepare()
     if args.late_bytes:
-        device.poison(args.late_bytes)
+        for place in ARENAS:
+            with arena(place):
+                device.poison(args.late_bytes)
     # A rank that is captured alone has no peers to decode with.
     tokens = {} if graphs.mode is Mode.CAPTURE else engine.decode()
     result: dict[str, Any] = {

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture that fails says why in its first line, and leaves no archive, process, shared memory or folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+WORKER = "import sys; from foundryd.demo import worker; from foundryd.session.graphset import GraphSet\n"
+ENGINES = {
+    "exits": "import sys, subprocess; subprocess.Popen(['sleep', '600']); print('no luck today'); sys.exit(3)",
+    "hangs": "import subprocess, time; subprocess.Popen(['sleep', '600']); print('thinking', flush=True); "
+    "time.sleep(600)",
+    "never finishes": WORKER + "GraphSet.finish = lambda self: None\nsys.exit(worker.main(sys.argv[1:]))",
+    "breaks in the middle": WORKER
+    + """
+add = GraphSet.capture_or_restore
+def once(self, key, fn, *, stream):
+    if self._natives:
+        raise RuntimeError("the second graph broke")
+    return add(self, key, fn, stream=stream)
+GraphSet.capture_or_restore = once
+sys.exit(worker.main(sys.argv[1:]))
+""",
+    "differs between ranks": WORKER
+    + """
+import os
+if os.environ["RANK"] == "1":
+    sys.argv += ["--disturb", "larger:kv"]
+sys.exit(worker.main(sys.argv[1:]))
+""",
+}
+SAID = {
+    "exits": ("capturing rank 0 ended with exit code 3", "no luck today"),
+    "hangs": ("capturing rank 0 took more than 2 s", "--deadline", "thinking"),
+    "never finishes": ("capturing rank 0 ended without a recording", "finish()"),
+    "breaks in the middle": ("capturing rank 0 ended with exit code 1", "the second graph broke"),
+    "differs between ranks": ("allocation 0 of arena kv", "rank 0", "rank 1", "allocate alike"),
+}
+
+
+class Traces:
+    """What a command could leave: processes that carry a mark, files of its temporary folder, shared memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mark = uuid.uuid4().hex
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.env = {"TMPDIR": str(self.temporary), "FOUNDRYD_TEST_MARK": self._mark}
+        self._shared = set(os.listdir("/dev/shm"))
+
+    def processes(self) -> list[str]:
+        """Command lines of living processes that carry the mark."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except OSError:  # it ended, or it is not ours
+                continue
+        return found
+
+    def shared(self) -> set[str]:
+        """Shared memory that was not there before and that no process has mapped: others on this machine use theirs."""
+        new = set(os.listdir("/dev/shm")) - self._shared
+        mapped = ""
+        for entry in Path("/proc").iterdir() if new else ():
+            try:
+                mapped += (entry / "maps").read_text() if entry.name.isdigit() else ""
+            except OSError:
+                continue
+        return {name for name in new if f"/dev/shm/{name}" not in mapped}
+
+    def nothing_is_left(self) -> bool:
+        end = time.monotonic() + 10
+        while self.processes() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert self.processes() == []
+        assert list(self.temporary.iterdir()) == []
+        assert self.shared() == set()
+        return True
+
+
+@pytest.fixture
+def traces(tmp_path_factory):
+    return Traces(tmp_path_factory.mktemp("t"))
+
+
+def engine(e2e, what, config):
+    return [sys.executable, "-P", "-c", ENGINES[what], *config.to_args()]
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_an_engine_that_fails(e2e, foundryd, traces, tmp_path, what):
+    config = e2e.config_of("ep=2")
+    out = tmp_path / "out.foundry"
+    done = foundryd(
+        "capture", "-o", out, "--variant", "ep=2", "--driver", "soft", *(["--deadline", "2"] * (what == "hangs")),
+        "--", *engine(e2e, what, config), env=traces.env,
+    )  # fmt: skip
+    assert done.code == 1
+    assert "Traceback" not in done.err.split("its output", 1)[0]
+    for words in SAID[what]:
+        assert words in done.err
+    assert list(tmp_path.iterdir()) == []
+    assert traces.nothing_is_left()
+
+
+def test_a_failed_append_keeps_the_archive(e2e, foundryd, traces, pair, tmp_path):
+    out = tmp_path / "kept.foundry"
+    out.write_bytes(pair.path.read_bytes())
+    done = foundryd(
+        "capture", "-o", out, "--variant", "tp=2", "--driver", "soft", "--append",
+        "--", *engine(e2e, "exits", e2e.config_of("tp=2")), env=traces.env,
+    )  # fmt: skip
+    assert done.code == 1
+    assert list(tmp_path.iterdir()) == [out]
+    assert out.read_bytes() == pair.path.read_bytes()
+    assert traces.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--variant", "ep=2", "--world-size", "4"], "the variant ep=2 has 2 ranks and --world-size is 4"),
+        (["--variant", "ep=2", "--sample", "zero"], "--sample is 'zero'"),
+        (["--variant", "ep=8", "--sample", "0,9"], "rank 9 is not in the mesh ep=8"),
+        (["--variant", "xp=2"], "the variant 'xp=2' has 'xp=2'"),
+        (["--variant", "ep=2", "--driver", "fast"], "the driver 'fast' is not known"),
+    ],
+)
+def test_a_request_that_cannot_be(foundryd, traces, tmp_path, options, what):
+    done = foundryd(
+        "capture", "-o", tmp_path / "out.foundry", "--driver", "soft", *options, "--", "true", env=traces.env
+    )
+    assert done.code == 1
+    assert what in done.err
+    assert list(tmp_path.iterdir()) == []
+    assert traces.nothing_is_left()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_capture_that_is_told_to_stop(e2e, traces, tmp_path, how):
+    command = [sys.executable, "-P", "-m", "foundryd.cli", "capture", "-o", str(tmp_path / "out.foundry")]
+    command += ["--variant", "ep=2", "--driver", "soft", "--", *engine(e2e, "hangs", e2e.config_of("ep=2"))]
+    env = e2e.changed(e2e.clean_environment(), traces.env)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while not any("sleep 600" in line for line in traces.processes()):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.send_signal(how)
+        assert process.wait(20) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []
+    assert traces.nothing_is_left()
