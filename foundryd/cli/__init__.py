@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -39,6 +40,8 @@ def main() -> None:
         format="foundryd: %(levelname)s: %(message)s",
         stream=sys.stderr,
     )
+    # Told to stop, a command ends as if it had failed: it takes along the processes and files that it made.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         build()()
     except FoundrydError as error:

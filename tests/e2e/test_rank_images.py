@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import struct
 
-import pytest
-
 from foundryd.archive.format import image_section
 from foundryd.archive.reader import ArchiveReader
 from foundryd.demo import images
