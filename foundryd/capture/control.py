@@ -98,7 +98,9 @@ def _prove_noise(
                     built.close()
 
             candidates = words[words["block"] == block]
-            proven += [[block, *word] for word in prove_noise(memory, graph, candidates, replay_with, generator)]
+            other = same.graphs[block].params
+            found = prove_noise(memory, graph, candidates, other, replay_with, generator)
+            proven += [[block, *word] for word in found]
     finally:
         small.close()
     return proven

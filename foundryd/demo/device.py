@@ -82,12 +82,14 @@ class Device:
         address = int(checked(driver.cuMemHostAlloc, 4 * count, 0))
         return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
 
-    def poison(self, size: int) -> None:
-        """Allocates ``size`` bytes of device and of page-locked memory and fills them, as later work would."""
+    def poison(self, size: int) -> list[tuple[int, int]]:
+        """Allocates ``size`` bytes of device and of page-locked memory and fills them; (address, bytes) of both."""
         address = int(checked(driver.cuMemAlloc, size))
         checked(driver.cuMemsetD8Async, address, 0xA5, size, self.stream)
         self.synchronise()
-        self.pinned(-(-size // 4))[:] = 0x5A5A5A5A
+        pinned = self.pinned(-(-size // 4))
+        pinned[:] = 0x5A5A5A5A
+        return [(address, size), (pinned.ctypes.data, pinned.nbytes)]
 
     def synchronise(self) -> None:
         """Waits for the stream."""

@@ -47,10 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     device = Device(env.local_rank)
     engine = Engine(c, env.rank, device, graphs, store, timeout=args.timeout, disturbance=args.disturb)
     engine.prepare()
-    if args.late_bytes:
-        for place in ARENAS:
-            with arena(place):
-                device.poison(args.late_bytes)
+    late = _allocate_late(device, args.late_bytes) if args.late_bytes else []
     # A rank that is captured alone has no peers to decode with.
     tokens = {} if graphs.mode is Mode.CAPTURE else engine.decode()
     result: dict[str, Any] = {
@@ -65,12 +62,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "graphs": len(c.batch_sizes),
         "tokens": {str(batch): sampled.tolist() for batch, sampled in tokens.items()},
         "counters": counters(),
+        "late": late,
         "timings": engine.timings,
     }
     engine.close()
     store.close()
     result["timings"]["total_ms"] = (perf_counter() - start) * 1e3
     return result
+
+
+def _allocate_late(device: Device, size: int) -> list[tuple[int, int]]:
+    """(address, bytes) of new memory in each arena, filled as an engine's later work would."""
+    ranges: list[tuple[int, int]] = []
+    for place in ARENAS:
+        with arena(place):
+            ranges += device.poison(size)
+    return ranges
 
 
 def counters() -> dict[str, dict[str, int]] | None:

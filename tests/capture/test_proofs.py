@@ -88,9 +88,9 @@ def test_memory_is_afterwards_as_it_was():
     assert all((device.bytes[a] == before[a]).all() for a in before)
 
 
-def rows(*offsets):
+def rows(*offsets, differs=1):
     out = np.zeros(len(offsets), noise_dtype)
-    out["offset"], out["width"] = offsets, 4
+    out["offset"], out["width"], out["differs"] = offsets, 4, differs
     return out
 
 
@@ -112,11 +112,32 @@ def test_noise_is_what_no_output_depends_on(used):
         device.bytes[OUT].view(np.uint32)[:] = sum(int(words[i]) * 31**i for i in used) % 2**32
 
     words = rows(start, start + 4, start + 8)
-    proven = prove_noise(Memory(device), graph, words, replay_with, np.random.default_rng(0))
+    other = graph.params ^ 1
+    proven = prove_noise(Memory(device), graph, words, other, replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in range(3) if i not in used]
 
 
 def test_functions_and_launch_dimensions_are_never_noise():
     graph = member([1])
     words = rows(4, 8)  # inside the node
-    assert prove_noise(Memory(HostMemory()), graph, words, lambda _: None, np.random.default_rng(0)) == []
+    assert prove_noise(Memory(HostMemory()), graph, words, graph.params, lambda _: None, np.random.default_rng(0)) == []
+
+
+def test_a_word_that_matters_is_never_overwritten_with_nonsense():
+    """Neither it nor a half beside noise: as an index it would take the whole process down."""
+    device = HostMemory()
+    graph = member([5, 6, 7, 8, 10, 11])
+    start = graph.param_start()
+    other = graph.params.copy()
+    other.view(np.uint32)[[0, 2, 5]] = 9, 9, 9
+
+    def replay_with(params):
+        live, size = params.view(np.uint32)[[0, 4]]
+        assert live in (5, 9)
+        assert size in (10, 11)
+        device.bytes[OUT].view(np.uint32)[:] = live + size
+
+    pairs = ((0, 1), (1, 0), (2, 1), (3, 0), (4, 0), (5, 1))  # the last is garbage in the padding after a size
+    words = np.concatenate([rows(start + 4 * i, differs=differs) for i, differs in pairs])
+    proven = prove_noise(Memory(device), graph, words, other, replay_with, np.random.default_rng(0))
+    assert proven == [(start + 4 * i, 4) for i in (1, 2, 3, 5)]

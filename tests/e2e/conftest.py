@@ -238,11 +238,13 @@ class Captured:
         return changed(env, changes)
 
 
-def capture_archive(path: Path, config: DemoConfig, *options: str, timeout: float = 90.0) -> Captured:
-    """Captures with ``foundryd capture``."""
+def capture_archive(
+    path: Path, config: DemoConfig, *options: str, engine: Sequence[str] = (), timeout: float = 90.0
+) -> Captured:
+    """Captures with ``foundryd capture``, by default the demo's worker."""
     done = run_command(
         "capture", "-o", path, "--variant", str(config.mesh), "--driver", "soft", "--json", *options,
-        "--", *worker_command(config), timeout=timeout,
+        "--", *(engine or worker_command(config)), timeout=timeout,
     )  # fmt: skip
     assert done.code == 0, done.err
     return Captured(path, config, done.json)
@@ -300,13 +302,13 @@ def e2e() -> Any:
     return sys.modules[__name__]
 
 
-def allocations(archive: Path, arena: str) -> list[int]:
-    """Bytes of each allocation of an arena, in order, as recorded."""
+def allocations(archive: Path, arena: str) -> list[tuple[int, int]]:
+    """(address, bytes) of each allocation of an arena, in order, as recorded."""
     with ArchiveReader.open(archive) as reader:
         (variant,) = reader.index.variants
         rows = reader.array(variant.allocations, _hook.allocation_dtype)
         own = rows[rows["arena"] == ARENAS.index(arena)]
-        return [int(size) for size in own[own["ordinal"].argsort()]["bytes"]]
+        return [(int(row["address"]), int(row["bytes"])) for row in own[own["ordinal"].argsort()]]
 
 
 # A rank that only attaches, and says what came of it.

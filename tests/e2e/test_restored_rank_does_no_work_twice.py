@@ -11,7 +11,7 @@ from foundryd.archive.reader import ArchiveReader
 
 
 @pytest.fixture
-def counted(e2e, worlds, request):
+def counted(e2e, worlds):
     """Runs a world natively and restored; gives the archive, and the counters of every rank of both."""
 
     def run(captured):

@@ -80,6 +80,25 @@ def test_a_second_variant_is_appended_and_both_restore(e2e, foundryd, pair, tmp_
     assert restored_by(e2e, foundryd, second, both, "--variant", "tp=2")
 
 
+UNEVEN = """
+import os, sys
+from foundryd.demo.worker import main
+uneven = ["--disturb", "larger:kv"] if os.environ["RANK"] == "1" else []
+sys.exit(main([*sys.argv[1:], *uneven]))
+"""
+
+
+def test_ranks_that_are_built_differently_each_get_what_is_theirs(e2e, worlds, tmp_path):
+    config = e2e.config_of("ep=2")
+    engine = [sys.executable, "-P", "-c", UNEVEN, *config.to_args()]
+    captured = e2e.capture_archive(tmp_path / "uneven.foundry", config, engine=engine)
+    with e2e.ArchiveReader.open(captured.path) as reader:
+        assert [v.rank_class.ranks for v in reader.index.variants] == [[0], [1]]
+    ranks = worlds.run(config, captured.env(), every=e2e.Change(program=UNEVEN))
+    assert [r.result["restored"] for r in ranks] == [True, True]
+    assert e2e.right_tokens(config, ranks)
+
+
 def test_an_archive_with_several_variants_asks_which(e2e, foundryd, pair, tmp_path):
     def edit(recording, ranked):
         recording.variant = "tp=2"
