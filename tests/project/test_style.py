@@ -28,7 +28,12 @@ def test_types_hold():
 
 
 def test_cpp_is_formatted():
-    files = [str(p) for folder in ("hook", "stubs", "rankpatch", "foundryd") for p in (ROOT / folder).rglob("*.[ch]pp")]
+    files = [
+        str(p)
+        for folder in ("hook", "stubs", "rankpatch", "foundryd")
+        for p in (ROOT / folder).rglob("*.*")
+        if p.suffix in {".cpp", ".h"}
+    ]
     run("clang-format", "--dry-run", "--Werror", *files)
 
 

@@ -16,11 +16,21 @@
 #define DEVICE static __device__ __forceinline__
 #define IMAGE()
 
-DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
-DEVICE float root(float a) { return __fsqrt_rn(a); }
-DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }
-DEVICE float subtract(float a, float b) { return __fsub_rn(a, b); }
-DEVICE float round_down(float a) { return floorf(a); }
+DEVICE float divide(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+DEVICE float root(float a) {
+  return __fsqrt_rn(a);
+}
+DEVICE float multiply(float a, float b) {
+  return __fmul_rn(a, b);
+}
+DEVICE float subtract(float a, float b) {
+  return __fsub_rn(a, b);
+}
+DEVICE float round_down(float a) {
+  return floorf(a);
+}
 
 #else
 
@@ -31,10 +41,18 @@ DEVICE float round_down(float a) { return floorf(a); }
 #define DEVICE static inline
 #define IMAGE() SOFTCUDA_IMAGE()
 
-DEVICE float divide(float a, float b) { return a / b; }
-DEVICE float root(float a) { return __builtin_sqrtf(a); }
-DEVICE float multiply(float a, float b) { return a * b; }
-DEVICE float subtract(float a, float b) { return a - b; }
+DEVICE float divide(float a, float b) {
+  return a / b;
+}
+DEVICE float root(float a) {
+  return __builtin_sqrtf(a);
+}
+DEVICE float multiply(float a, float b) {
+  return a * b;
+}
+DEVICE float subtract(float a, float b) {
+  return a - b;
+}
 // Below 2^24 this is floorf, without the call that baseline x86-64 makes for it.
 DEVICE float round_down(float a) {
   const float whole = static_cast<float>(static_cast<int>(a));
@@ -51,15 +69,27 @@ constexpr int kDecaySteps = 128;
 constexpr int kSpecialTokens = 16;
 constexpr int kTile = 16;  // outputs of a product that one item computes
 
-DEVICE int tiles(int count) { return (count + kTile - 1) / kTile; }
-DEVICE int first_item() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
-DEVICE int item_stride() { return static_cast<int>(gridDim.x * blockDim.x); }
+DEVICE int tiles(int count) {
+  return (count + kTile - 1) / kTile;
+}
+DEVICE int first_item() {
+  return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+}
+DEVICE int item_stride() {
+  return static_cast<int>(gridDim.x * blockDim.x);
+}
 
 #define FOR_EACH(item, count) for (int item = first_item(), stride_ = item_stride(); item < (count); item += stride_)
 
-DEVICE float clamp(float x, float bound) { return x > bound ? bound : (x < -bound ? -bound : x); }
-DEVICE float nearest(float x) { return round_down(x + 0.5f); }
-DEVICE float quantise(float x, float bound) { return clamp(nearest(x), bound); }
+DEVICE float clamp(float x, float bound) {
+  return x > bound ? bound : (x < -bound ? -bound : x);
+}
+DEVICE float nearest(float x) {
+  return round_down(x + 0.5f);
+}
+DEVICE float quantise(float x, float bound) {
+  return clamp(nearest(x), bound);
+}
 
 // Exact, so the order is free: eight partial sums let a compiler use vector registers.
 DEVICE float dot(const float *a, const float *b, int n) {

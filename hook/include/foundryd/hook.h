@@ -20,13 +20,13 @@ extern "C" {
 
 typedef enum fdy_status {
   FDY_OK = 0,
-  FDY_ERROR_DRIVER = 1,        // a driver call failed: `code` is its CUresult, `call` its name
-  FDY_ERROR_NCCL = 2,          // an NCCL call failed: `code` is its ncclResult_t, `call` its name
-  FDY_ERROR_INVALID = 3,       // an argument is wrong
-  FDY_ERROR_STATE = 4,         // called at the wrong time (layout after the first context, say)
-  FDY_ERROR_DIVERGED = 5,      // the engine left the recorded allocation sequence
-  FDY_ERROR_UNSUPPORTED = 6,   // a node, an allocation or a container that cannot be restored exactly
-  FDY_ERROR_MEMORY = 7,        // a reservation or mapping did not come out as it must
+  FDY_ERROR_DRIVER = 1,       // a driver call failed: `code` is its CUresult, `call` its name
+  FDY_ERROR_NCCL = 2,         // an NCCL call failed: `code` is its ncclResult_t, `call` its name
+  FDY_ERROR_INVALID = 3,      // an argument is wrong
+  FDY_ERROR_STATE = 4,        // called at the wrong time (layout after the first context, say)
+  FDY_ERROR_DIVERGED = 5,     // the engine left the recorded allocation sequence
+  FDY_ERROR_UNSUPPORTED = 6,  // a node, an allocation or a container that cannot be restored exactly
+  FDY_ERROR_MEMORY = 7,       // a reservation or mapping did not come out as it must
   FDY_ERROR_NOT_FOUND = 8
 } fdy_status;
 
@@ -44,8 +44,8 @@ typedef struct fdy_report {
   uint32_t rows_installed;  // hook rows whose original was found so far
   uint32_t contexts;        // contexts created or retained in this process
   uint32_t reserved;
-  uint64_t arena_base;      // 0 before the first context
-  uint64_t arena_stride;    // bytes of address space for each arena
+  uint64_t arena_base;    // 0 before the first context
+  uint64_t arena_stride;  // bytes of address space for each arena
   fdy_counters engine;
   fdy_counters communication;
 } fdy_report;
@@ -93,7 +93,8 @@ typedef struct fdy_hook {
   int (*arena_pop)(void);
   // RESTORE only, before the first context.
   int (*set_layout)(const fdy_layout *layout);
-  // Every allocation of every arena so far, as fdy_allocation[], by arena and ordinal.  After map_held nothing is added.
+  // Every allocation of every arena so far, as fdy_allocation[], by arena and ordinal.  After map_held nothing is
+  // added.
   int (*allocations)(fdy_buffer *out);
   // Compares the sequences of weights, kv and io with the layout, as they are now.  `out->kind` is NONE if they agree.
   // MISSING means a recorded allocation that is live in the recording; those that it had freed need not be made.  Of
@@ -108,8 +109,8 @@ typedef struct fdy_hook {
   int (*download)(uint64_t address, void *data, uint64_t bytes);
 
   // --- modules ---
-  int (*modules)(fdy_buffer *out);                       // fdy_module[]
-  int (*module_image)(uint32_t module, fdy_buffer *out); // the exact container
+  int (*modules)(fdy_buffer *out);                        // fdy_module[]
+  int (*module_image)(uint32_t module, fdy_buffer *out);  // the exact container
   // Functions used by the graphs read so far.
   int (*functions)(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings);
   // Writable globals of a module whose bytes differ from a fresh load of the same image.

@@ -26,10 +26,10 @@ typedef enum fdy_arena {
 // One allocation, in the order of the arena's own sequence.
 typedef struct fdy_allocation {
   uint64_t address;
-  uint64_t bytes;     // as requested
-  uint32_t arena;     // fdy_arena
-  uint32_t ordinal;   // place in the arena's sequence, from 0
-  uint32_t live;      // 1 while not freed
+  uint64_t bytes;    // as requested
+  uint32_t arena;    // fdy_arena
+  uint32_t ordinal;  // place in the arena's sequence, from 0
+  uint32_t live;     // 1 while not freed
   uint32_t reserved;
 } fdy_allocation;
 
@@ -59,8 +59,8 @@ typedef struct fdy_divergence {
 // ---- modules ------------------------------------------------------------------------------------------------
 
 typedef enum fdy_module_api {
-  FDY_MODULE_LOAD_DATA = 0,     // cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleLoad
-  FDY_LIBRARY_LOAD_DATA = 1     // cuLibraryLoadData, cuLibraryLoadFromFile
+  FDY_MODULE_LOAD_DATA = 0,  // cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleLoad
+  FDY_LIBRARY_LOAD_DATA = 1  // cuLibraryLoadData, cuLibraryLoadFromFile
 } fdy_module_api;
 
 // One module *instance*: the same image loaded twice is two instances with globals of their own.
@@ -78,9 +78,9 @@ typedef struct fdy_function {
   uint32_t module;  // fdy_module.id
   uint32_t name;    // offset of the NUL-terminated name in the string block that comes with the table
   uint32_t param_count;
-  uint32_t param_bytes;   // size of the packed parameter block
-  uint32_t param_first;   // first fdy_field of this function in the field table
-  uint32_t setting_first; // first fdy_setting in the setting table
+  uint32_t param_bytes;    // size of the packed parameter block
+  uint32_t param_first;    // first fdy_field of this function in the field table
+  uint32_t setting_first;  // first fdy_setting in the setting table
   uint32_t setting_count;
   uint32_t reserved;
 } fdy_function;
@@ -116,7 +116,7 @@ typedef enum fdy_node_type {
   FDY_NODE_MEMSET = 2,  // parameters: CUDA_MEMSET_NODE_PARAMS
   FDY_NODE_EMPTY = 3,
   FDY_NODE_CHILD = 4,
-  FDY_NODE_COMM = 5     // placeholder of one (group, communicator), replaced at restore by re-issue
+  FDY_NODE_COMM = 5  // placeholder of one (group, communicator), replaced at restore by re-issue
 } fdy_node_type;
 
 typedef enum fdy_param_kind {
@@ -191,11 +191,11 @@ typedef struct fdy_communicator {
 typedef struct fdy_comm_op {
   uint64_t send;
   uint64_t recv;
-  uint64_t count;      // in elements, as the call gave it
-  uint32_t kind;       // fdy_comm_op_kind
-  uint32_t datatype;   // ncclDataType_t
-  uint32_t reduction;  // ncclRedOp_t, FDY_NONE where the call has none
-  uint32_t peer;       // root or peer, FDY_NONE where the call has none
+  uint64_t count;         // in elements, as the call gave it
+  uint32_t kind;          // fdy_comm_op_kind
+  uint32_t datatype;      // ncclDataType_t
+  uint32_t reduction;     // ncclRedOp_t, FDY_NONE where the call has none
+  uint32_t peer;          // root or peer, FDY_NONE where the call has none
   uint32_t communicator;  // slot
   uint32_t group;         // id of the placeholder
 } fdy_comm_op;

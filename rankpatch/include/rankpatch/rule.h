@@ -28,12 +28,12 @@ typedef enum fp_coordinate {
 // How one word of one block follows the rank.  Arithmetic is modulo 2^(8 * width).
 typedef struct fp_rule {
   uint32_t block;
-  uint32_t offset;  // bytes from the start of the block
-  uint8_t width;    // 1, 2, 4 or 8
-  uint8_t kind;     // fp_rule_kind
+  uint32_t offset;     // bytes from the start of the block
+  uint8_t width;       // 1, 2, 4 or 8
+  uint8_t kind;        // fp_rule_kind
   uint8_t coordinate;  // fp_coordinate
   uint8_t reserved;
-  uint32_t table;   // first entry of this rule in the table array
+  uint32_t table;  // first entry of this rule in the table array
   int64_t base;
   int64_t stride;
 } fp_rule;
