@@ -22,11 +22,10 @@ from soft_world import (
     FOLDER,
     RANK,
     SIZE,
-    SLICED_RECV,
     SLICED_SEND,
     TOTAL,
     UNIQUE_ID,
-    Array,
+    Captured,
     World,
     descriptors,
     fails,
@@ -90,27 +89,6 @@ def check_a_scaled_sum_multiplies_each_ranks_input() -> None:
         w.cuda.synchronize(w.stream)
         assert w.cuda.read(memory, 1001, np.float32).tobytes() == expected.tobytes()
         w.nccl.call("RedOpDestroy", op, w.comm)
-
-
-class Captured:
-    """A captured collective with what it reads and gives in each turn."""
-
-    def __init__(self, w: World, name: str, count: int) -> None:
-        self.name = name
-        self.w = w
-        self.sends = count * (SIZE if name in SLICED_SEND else 1)
-        self.recvs = count * (SIZE if name in SLICED_RECV else 1)
-        self.send, self.recv = w.cuda.alloc(4 * self.sends), w.cuda.alloc(4 * self.recvs)
-        self.graph = w.cuda.capture(w.stream, lambda: w.call(name, self.send, self.recv, count, "float32", "sum", 0))
-
-    def inputs(self, turn: int) -> list[Array]:
-        return [reference.random("float32", self.sends, turn * 100 + rank + len(self.name)) for rank in range(SIZE)]
-
-    def check(self, turn: int) -> None:
-        expected = reference.collective(self.name, "float32", "sum", self.inputs(turn), 0)[RANK]
-        assert expected is not None
-        got = self.w.cuda.read(self.recv, self.recvs, np.float32)
-        assert got.tobytes() == expected.tobytes(), f"{self.name} in turn {turn}"
 
 
 def check_captured_calls_replay_among_eager_ones() -> None:

@@ -109,3 +109,24 @@ def wait_for_file(name: str) -> None:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+class Captured:
+    """A captured collective with what it reads and gives in each turn."""
+
+    def __init__(self, w: World, name: str, count: int) -> None:
+        self.name = name
+        self.w = w
+        self.sends = count * (SIZE if name in SLICED_SEND else 1)
+        self.recvs = count * (SIZE if name in SLICED_RECV else 1)
+        self.send, self.recv = w.cuda.alloc(4 * self.sends), w.cuda.alloc(4 * self.recvs)
+        self.graph = w.cuda.capture(w.stream, lambda: w.call(name, self.send, self.recv, count, "float32", "sum", 0))
+
+    def inputs(self, turn: int) -> list[Array]:
+        return [reference.random("float32", self.sends, turn * 100 + rank + len(self.name)) for rank in range(SIZE)]
+
+    def check(self, turn: int) -> None:
+        expected = reference.collective(self.name, "float32", "sum", self.inputs(turn), 0)[RANK]
+        assert expected is not None
+        got = self.w.cuda.read(self.recv, self.recvs, np.float32)
+        assert got.tobytes() == expected.tobytes(), f"{self.name} in turn {turn}"
