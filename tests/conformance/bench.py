@@ -125,6 +125,7 @@ class Bench:
         self.words = self.buffer(4096)
         self.host = (ctypes.c_uint8 * 4096)()
         self._streams: list[Any] = []
+        self.later = contextlib.ExitStack()  # what is undone after the row, however it ends
 
     # -- objects
 
@@ -317,22 +318,38 @@ class Bench:
         access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return access
 
-    def reserve(self, size: int, hint: int = 0, alignment: int = 0) -> int:
-        return int(ok(cu.cuMemAddressReserve(size, alignment, hint, 0)))
+    @contextlib.contextmanager
+    def reserved(self, size: int, hint: int = 0) -> Iterator[int]:
+        base = int(ok(cu.cuMemAddressReserve(size, 0, hint, 0)))
+        try:
+            yield base
+        finally:
+            cu.cuMemAddressFree(base, size)
+
+    @contextlib.contextmanager
+    def memory(self, size: int = GRANULE, shareable: bool = True) -> Iterator[Any]:
+        handle = ok(cu.cuMemCreate(size, self.properties(shareable), 0))
+        try:
+            yield handle
+        finally:
+            cu.cuMemRelease(handle)
+
+    @contextlib.contextmanager
+    def at(self, base: int, size: int, memory: Any, access: bool = True) -> Iterator[None]:
+        """Memory mapped at an address."""
+        ok(cu.cuMemMap(base, size, 0, memory, 0))
+        try:
+            if access:
+                ok(cu.cuMemSetAccess(base, size, [self.access()], 1))
+            yield
+        finally:
+            cu.cuMemUnmap(base, size)
 
     @contextlib.contextmanager
     def mapped(self, size: int = GRANULE, shareable: bool = True) -> Iterator[tuple[int, Any]]:
         """A reservation of four times the size with memory mapped at its start."""
-        base = self.reserve(4 * size)
-        memory = ok(cu.cuMemCreate(size, self.properties(shareable), 0))
-        ok(cu.cuMemMap(base, size, 0, memory, 0))
-        ok(cu.cuMemSetAccess(base, size, [self.access()], 1))
-        try:
+        with self.reserved(4 * size) as base, self.memory(size, shareable) as memory, self.at(base, size, memory):
             yield base, memory
-        finally:
-            cu.cuMemUnmap(base, size)
-            cu.cuMemRelease(memory)
-            cu.cuMemAddressFree(base, 4 * size)
 
     # -- other threads
 
@@ -353,7 +370,7 @@ class Bench:
         return out[0] if out else "timeout"
 
     def tidy(self) -> None:
-        """Ends what a row left behind: captures first of all."""
+        """Ends what a row left behind, also one that failed midway: captures first of all."""
         mode = cu.cuThreadExchangeStreamCaptureMode(GLOBAL)
         del mode
         for stream in self._streams:
@@ -363,6 +380,7 @@ class Bench:
             cu.cuStreamDestroy(stream)
         self._streams.clear()
         cu.cuCtxSynchronize()
+        self.later.close()
 
 
 def node_type(node: Any) -> str:

@@ -100,11 +100,31 @@ def calls(x: Bench) -> dict[str, Callable[[Any], Any]]:
         ]
         return ",".join(answers)
 
+    def kept(call: Callable[[], Any], undo: Callable[[Any], Any]) -> Any:
+        """For what cannot be undone inside the capture."""
+        result = call()
+        if code(result) == "SUCCESS":
+            x.later.callback(undo, result[1])
+        return result
+
     def load() -> Any:
-        return then(lambda: cu.cuModuleLoadData(x.image), cu.cuModuleUnload)
+        return kept(lambda: cu.cuModuleLoadData(x.image), cu.cuModuleUnload)
 
     def load_library() -> Any:
-        return then(lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0), cu.cuLibraryUnload)
+        return kept(lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0), cu.cuLibraryUnload)
+
+    def loaded(load_it: Callable[[], Any], undo: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The end of something that was loaded before the capture."""
+        left = [ok(load_it())]
+        x.later.callback(lambda: left and undo(left[0]))
+
+        def unload(_: Any) -> Any:
+            result = undo(left[0])
+            if code(result) == "SUCCESS":
+                left.clear()
+            return result
+
+        return unload
 
     def register() -> Any:
         result = cu.cuMemHostRegister(address, 4096, 0)
@@ -123,6 +143,8 @@ def calls(x: Bench) -> dict[str, Callable[[Any], Any]]:
         "address_range": lambda _: cu.cuMemGetAddressRange(x.words),
         "module_load": lambda _: load(),
         "library_load": lambda _: load_library(),
+        "module_unload": loaded(lambda: cu.cuModuleLoadData(x.image), cu.cuModuleUnload),
+        "library_unload": loaded(lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0), cu.cuLibraryUnload),
         "get_function": lambda _: cu.cuModuleGetFunction(x.module, b"no_parameters"),
         "set_attribute": lambda _: cu.cuFuncSetAttribute(
             x.function("scale_value"), cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1000

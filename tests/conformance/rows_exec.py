@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from bench import Bench, code, cu, fill, handle, name_of, node_type, ok, raw, row
+from bench import Bench, code, cu, fill, handle, name_of, ok, raw, row
 
 IDS = cu.CUlaunchAttributeID
 PRIORITIES = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
@@ -469,13 +469,16 @@ def branch_does_not_wait(x: Bench) -> Any:
 
 @row("exec.launch_in_capture")
 def launch_in_capture(x: Bench) -> Any:
-    target = x.buffer(64)
-    graph, _ = chain(x, [1, 1], target)
+    """An executable that is launched into a capture, first of all and after a launch of its own."""
+    graph, _ = chain(x, [1, 1], x.buffer(64))
     executable = ok(cu.cuGraphInstantiate(graph, 0))
-    outer = x.captured(lambda s: ok(cu.cuGraphLaunch(executable, s)))
-    kinds = [node_type(n) for n in x.nodes(outer)]
-    x.run(outer)
-    return [kinds, x.read(target)]
+    out = []
+    for _ in range(2):
+        stream = x.stream()
+        x.begin(stream)
+        out.append([code(cu.cuGraphLaunch(executable, stream)), code(cu.cuStreamEndCapture(stream))])
+        x.launch(executable)
+    return out
 
 
 @row("exec.allocation_nodes")
@@ -494,4 +497,6 @@ def allocation_nodes(x: Bench) -> Any:
     second = code(cu.cuGraphInstantiate(graph, 0))
     x.launch(executable)
     x.launch(executable)
-    return [freed, x.types(graph), cloned, inner, second, x.read(x.words)]
+    ok(cu.cuGraphExecDestroy(executable))
+    third = code(cu.cuGraphInstantiate(graph, 0))
+    return [freed, x.types(graph), cloned, inner, second, x.read(x.words), third]

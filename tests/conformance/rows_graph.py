@@ -183,7 +183,11 @@ def edge_data_limits(x: Bench) -> Any:
 
 @row("graph.child")
 def child(x: Bench) -> Any:
-    """A child node holds a clone; its graph can be looked at and not destroyed."""
+    """A child node holds a clone that can be looked at and changed.
+
+    The clone is the node's: what destroying it does is undefined, and the driver crashes.  Nor is it defined what a
+    graph as its own child is.
+    """
     inner, outer = x.graph(), x.graph()
     node = kernel_node(x, inner)
     made = ok(cu.cuGraphAddChildGraphNode(outer, [], 0, inner))
@@ -196,8 +200,6 @@ def child(x: Bench) -> Any:
         "same_handle": int(held) == int(again),
         "inner_grew": len(x.nodes(held)),
         "find": code(found),
-        "destroy_held": code(cu.cuGraphDestroy(held)),
-        "of_itself": code(cu.cuGraphAddChildGraphNode(outer, [], 0, outer)),
         "destroy_inner": code(cu.cuGraphDestroy(inner)),
         "still": x.types(held),
     }

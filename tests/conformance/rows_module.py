@@ -46,6 +46,19 @@ def bad_images(x: Bench) -> Any:
     ]
 
 
+@row("bad_library.asked")
+def bad_library(x: Bench) -> Any:
+    """What a library says later that was loaded from bytes that are no image."""
+    library = cu.cuLibraryLoadData(b"this is no image" * 8, [], [], 0, [], [], 0)
+    if code(library) != "SUCCESS":
+        return code(library)
+    return {
+        "kernel": code(cu.cuLibraryGetKernel(library[1], b"add_value")),
+        "module": code(cu.cuLibraryGetModule(library[1])),
+        "unload": code(cu.cuLibraryUnload(library[1])),
+    }
+
+
 @row("module.counts")
 def counts(x: Bench) -> Any:
     functions = ok(cu.cuModuleGetFunctionCount(x.module))
@@ -108,6 +121,24 @@ for _call in (
     disguised(_call)
 
 
+@row("disguised_node.added")
+def disguised_node(x: Bench) -> Any:
+    """A node whose `func` is a kernel: how it is added, and what it says of itself."""
+    kernel = x.kernel("add_value")
+    added = cu.cuGraphAddKernelNode(x.graph(), [], 0, x.kernel_params(cu.CUfunction(int(kernel))))
+    if code(added) != "SUCCESS":
+        return code(added)
+    params = ok(cu.cuGraphKernelNodeGetParams(added[1]))
+    return [int(params.func) == int(ok(cu.cuKernelGetFunction(kernel))), int(params.kern) == int(kernel)]
+
+
+@row("module.occupancy_of_kernel")
+def occupancy_of_kernel(x: Bench) -> Any:
+    """The occupancy calls take kernels, says the manual."""
+    kernel = cu.CUfunction(int(x.kernel("add_value")))
+    return code(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 32, 0))
+
+
 @row("module.kernel_launched")
 def kernel_launched(x: Bench) -> Any:
     return code(x.add(x.stream(), 1, cu.CUfunction(int(x.kernel("add_value")))))
@@ -135,6 +166,19 @@ def lazy_loading(x: Bench) -> Any:
     after = name_of(ok(cu.cuFuncIsLoaded(function)))
     ok(cu.cuLibraryUnload(library))
     return [before, loaded, after]
+
+
+@row("module.lazy_enumerated")
+def lazy_enumerated(x: Bench) -> Any:
+    """A function that was listed and never asked for by name."""
+    module = ok(cu.cuModuleLoadData(x.image))
+    listed = ok(cu.cuModuleEnumerateFunctions(ok(cu.cuModuleGetFunctionCount(module)), module))
+    [function] = [f for f in listed if ok(cu.cuFuncGetName(f)) == b"add_value"]
+    out = [name_of(ok(cu.cuFuncIsLoaded(function)))]
+    ok(cu.cuModuleGetFunction(module, b"add_value"))
+    out.append(name_of(ok(cu.cuFuncIsLoaded(function))))
+    ok(cu.cuModuleUnload(module))
+    return out
 
 
 @row("module.attributes")

@@ -115,6 +115,25 @@ def extra_node(x: Bench) -> Any:
     return out
 
 
+@row("extra_node.made_cooperative")
+def made_cooperative(x: Bench) -> Any:
+    """The other ways for a node to be cooperative and have `extra`."""
+    block = Extra(x.words.to_bytes(8, "little") + (5).to_bytes(4, "little") + (64).to_bytes(4, "little"))
+    value = cu.CUkernelNodeAttrValue()
+    value.cooperative = 1
+    graph = x.graph()
+    plain = kernel_node(x, graph)
+    ok(cu.cuGraphKernelNodeSetAttribute(plain, IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+    params = x.kernel_params()
+    params.kernelParams = 0
+    params.extra = block.address()
+    node = ok(cu.cuGraphAddKernelNode(graph, [], 0, params))
+    return {
+        "copied": code(cu.cuGraphKernelNodeCopyAttributes(node, plain)),
+        "set_params": code(cu.cuGraphKernelNodeSetParams(plain, params)),
+    }
+
+
 def attribute_bytes(node: Any, name: str, fill: int) -> tuple[str, bytes]:
     value = (ctypes.c_uint8 * 64)(*[fill] * 64)
     got = raw("cuGraphKernelNodeGetAttribute", handle(node), int(getattr(IDS, f"CU_LAUNCH_ATTRIBUTE_{name}")), value)

@@ -133,13 +133,17 @@ def find_versions(_: Bench) -> Any:
 
 @row("process.find_per_thread")
 def find_per_thread(_: Bench) -> Any:
+    _, address, status = find("cuLaunchKernel", 5000, 2)
     return {
         "launch": binds("cuLaunchKernel", 13000, "cuLaunchKernel_ptsz", 2),
         "legacy": binds("cuLaunchKernel", 13000, "cuLaunchKernel", 1),
         "copy": binds("cuMemcpyHtoD", 13000, "cuMemcpyHtoD_v2_ptds", 2),
         "info": binds("cuStreamGetCaptureInfo", 13000, "cuStreamGetCaptureInfo_v3_ptsz", 2),
         "without": binds("cuMemAlloc", 13000, "cuMemAlloc_v2", 2),
-        "too_old": binds("cuLaunchKernel", 5000, "cuLaunchKernel", 2),
+        "too_old": [
+            "per thread" if address == exported("cuLaunchKernel_ptsz") else "null" if address == 0 else "other",
+            status,
+        ],
     }
 
 

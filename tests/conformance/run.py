@@ -5,8 +5,8 @@
     python tests/conformance/run.py --check                    # compare with expected.json
     python tests/conformance/run.py --accept out.json --seen "H200, driver 580.159.04"
 
-Each group of rows runs in a process of its own under a deadline, so that a row that crashes or hangs costs its
-group's remaining rows and nothing else.  No managed memory, no multicast, no illegal access.
+Each group of rows runs in a process of its own, each row under a deadline.  A row that crashes or hangs costs itself
+and nothing else: the rows behind it go on in a fresh process.  No managed memory, no multicast, no illegal access.
 
 ``expected.json`` maps a row to ``value`` (what a driver answers) and ``gpu`` (the driver that was seen to answer so, or
 ``unseen``).  Where the software driver answers otherwise on purpose, ``soft`` has its answer and ``why`` the reason.
@@ -17,16 +17,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 EXPECTED = HERE / "expected.json"
-GROUP_SECONDS = 60
+ROW_SECONDS = 20
+START_SECONDS = 60  # of a process: the interpreter, the context, the kernels
 
 
 def load_rows() -> Any:
@@ -39,17 +42,20 @@ def load_rows() -> Any:
     return bench
 
 
-def run_group(group: str, image: str | None) -> None:
-    """Child: runs a group's rows, one JSON line each."""
+def run_rows(names: list[str], image: str | None) -> None:
+    """Child: runs rows of one group, one JSON line each.  A row has ended when what it left behind is tidied up."""
     bench = load_rows()
-    rows = bench.ROWS[group]
-    first = next(iter(rows))
-    if first.endswith("uninitialised"):
-        print(json.dumps([first, observe(rows.pop(first), None)], default=int), flush=True)
-    state = bench.Bench(image)
-    for name, function in rows.items():
-        print(json.dumps([name, observe(function, state)], default=int), flush=True)
-        state.tidy()
+    state = None
+    for name in names:
+        function = bench.ROWS[name.partition(".")[0]][name]
+        before_init = name.endswith("uninitialised")
+        if state is None and not before_init:
+            state = bench.Bench(image)
+        print(json.dumps(["begin", name]), flush=True)
+        value = observe(function, None if before_init else state)
+        if state is not None:
+            state.tidy()
+        print(json.dumps(["end", name, value], default=int), flush=True)
 
 
 def observe(function: Any, state: Any) -> Any:
@@ -60,30 +66,57 @@ def observe(function: Any, state: Any) -> Any:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
+def run_child(names: list[str], image: str, seen: dict[str, Any]) -> tuple[str | None, str]:
+    """Runs rows in a child as far as it gets: the row in which it ended early, and how."""
+    command = [sys.executable, "-P", str(HERE / "run.py"), "--rows", ",".join(names), "--image", image]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
+        assert child.stdout is not None
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+        def read(pipe: IO[str]) -> None:
+            for line in pipe:
+                lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, args=(child.stdout,), daemon=True).start()
+        running: str | None = None
+        seconds = START_SECONDS
+        try:
+            while (line := lines.get(timeout=seconds)) is not None:
+                if not line.startswith("["):
+                    continue
+                what, name, *value = json.loads(line)
+                running = name if what == "begin" else None
+                if what == "end":
+                    seen[name] = value[0]
+                seconds = ROW_SECONDS if running is not None else START_SECONDS
+            end = f"exit {child.wait(START_SECONDS)}"
+        except (queue.Empty, subprocess.TimeoutExpired):
+            child.kill()
+            end = f"no end within {seconds} s"
+        errors.seek(0)
+        tail = errors.read().strip().splitlines()[-1:]
+        return running, ": ".join([end, *tail])
+
+
 def observe_all(image: str, only: str | None) -> dict[str, Any]:
-    """Runs every group in a child process."""
+    """Runs every group in a child process, and in another one after each row that ended its process."""
     bench = load_rows()
     seen: dict[str, Any] = {}
     for group, rows in bench.ROWS.items():
-        if only is not None and group != only:
-            continue
-        command = [sys.executable, "-P", str(HERE / "run.py"), "--group", group, "--image", image]
-        try:
-            child = subprocess.run(command, capture_output=True, text=True, timeout=GROUP_SECONDS, check=False)
-            output, errors, end = child.stdout, child.stderr, f"exit {child.returncode}"
-        except subprocess.TimeoutExpired as late:
-            output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-            errors, end = "", f"no end within {GROUP_SECONDS} s"
-        for line in output.splitlines():
-            if line.startswith("["):
-                name, value = json.loads(line)
-                seen[name] = value
-        missing = [name for name in rows if name not in seen]
-        if missing:
-            tail = errors.strip().splitlines()[-1:] or [""]
-            seen[missing[0]] = {"failed": f"the process ended here ({end}): {tail[0]}"}
-            for name in missing[1:]:
-                seen[name] = {"failed": "not reached"}
+        left = list(rows) if only is None or group == only else []
+        while left:
+            running, end = run_child(left, image, seen)
+            left = [name for name in left if name not in seen]
+            if not left:
+                break
+            lost = [running] if running is not None else left  # no row began: the process cannot even start
+            for name in lost:
+                seen[name] = {"failed": f"the process ended here ({end})"}
+            left = [name for name in left if name not in lost]
     return seen
 
 
@@ -117,14 +150,15 @@ def differences(seen: dict[str, Any], software: bool) -> list[str]:
 
 
 def accept(path: str, label: str) -> None:
-    """Marks the rows that a GPU answered as the table says; lists the others."""
+    """Marks the rows that a GPU answered as the table says, takes the mark from those that it did not, lists these."""
     report = json.loads(Path(path).read_text())
     if report["driver"]["software"]:
         raise SystemExit("this report is from the software driver: it says nothing of a GPU")
     table = json.loads(EXPECTED.read_text())
     for name, row in table.items():
-        if name in report["rows"] and report["rows"][name] == row["value"]:
-            row["gpu"] = label
+        agrees = name in report["rows"] and report["rows"][name] == row["value"]
+        if agrees or row["gpu"] == label:
+            row["gpu"] = label if agrees else "unseen"
     EXPECTED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
     print("\n".join(differences(report["rows"], software=False)) or "every row as expected")
 
@@ -143,13 +177,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with expected.json")
     parser.add_argument("--image", help="kernels to load (default: the installed image, or compiled with NVRTC)")
     parser.add_argument("--only", help="run one group")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", help=argparse.SUPPRESS)
     parser.add_argument("--add", action="store_true", help="add rows that are new to expected.json, as unseen")
     parser.add_argument("--accept", help="a report of a GPU: mark the rows that agree as seen")
     parser.add_argument("--seen", default="", help="which GPU and driver, for --accept")
     arguments = parser.parse_args()
-    if arguments.group is not None:
-        run_group(arguments.group, arguments.image)
+    if arguments.rows is not None:
+        run_rows(arguments.rows.split(","), arguments.image)
         return 0
     if arguments.accept is not None:
         accept(arguments.accept, arguments.seen)

@@ -122,6 +122,8 @@ SOFTCUDA_API cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID
     const auto node = node_at(hNode);
     const auto &work = work_of<KernelWork>(*node);
     check_node_attribute(attr, *value);
+    // A cooperative kernel takes a parameter list only.
+    require(attr != CU_LAUNCH_ATTRIBUTE_COOPERATIVE || value->cooperative == 0 || !work.arguments->from_extra);
     Attributes attributes = node->attributes;
     attributes[attr] = clean_attribute(attr, *value);
     check_attributes(work, attributes);

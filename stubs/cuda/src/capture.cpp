@@ -24,15 +24,17 @@ std::unordered_set<const Node *> ancestors(const std::vector<Dependency> &fronti
   return seen;
 }
 
-// Every stream that joined must have been joined again by the stream that began.
+// Every stream that joined must have been joined again by the stream that began, also one that is gone.
 bool joined(const Capture &capture) {
   const auto reached = ancestors(capture.origin->frontier);
-  return std::all_of(capture.streams.begin(), capture.streams.end(), [&](const Stream *stream) {
-    return std::all_of(stream->frontier.begin(), stream->frontier.end(), [&](const Dependency &dependency) {
+  const auto reaches = [&](const std::vector<Dependency> &frontier) {
+    return std::all_of(frontier.begin(), frontier.end(), [&](const Dependency &dependency) {
       // A node that was taken out of the graph is nobody's to join.
       return reached.count(dependency.node.get()) != 0 || dependency.node->graph.lock() != capture.graph;
     });
-  });
+  };
+  return reaches(capture.left_behind) && std::all_of(capture.streams.begin(), capture.streams.end(),
+                                                     [&](const Stream *stream) { return reaches(stream->frontier); });
 }
 
 void merge(std::vector<Dependency> &frontier, const std::vector<Dependency> &more) {
@@ -82,8 +84,12 @@ void end(CUstream hStream, CUgraph *out) {
   const auto stream = resolve_stream(hStream);
   const auto capture = stream->capture;
   require(capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
-  require(capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || capture->thread == std::this_thread::get_id(),
-          CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
+    // The capture is over all the same: the right thread finds none.
+    end_capture(capture);
+    if (capture->own_graph) destroy_graph(capture->graph);
+    throw Failure{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD};
+  }
   if (capture->origin != stream.get()) {
     invalidate(*capture);
     throw Failure{CUDA_ERROR_STREAM_CAPTURE_UNMATCHED};
@@ -193,13 +199,17 @@ std::shared_ptr<Node> capture_work(Stream &stream, Work work, Attributes attribu
   return node;
 }
 
+std::shared_ptr<Capture> capture_of(const Event &event) {
+  auto capture = event.capture.lock();
+  const auto &all = process().captures;
+  return std::find(all.begin(), all.end(), capture) == all.end() ? nullptr : capture;
+}
+
 void join_capture(Stream &stream, const Event &event) {
-  const auto capture = event.capture.lock();
-  const bool alive = capture != nullptr && std::find(process().captures.begin(), process().captures.end(), capture) !=
-                                               process().captures.end();
-  if (!alive) {
+  const auto capture = capture_of(event);
+  if (capture == nullptr) {
     if (stream.capture != nullptr) invalidate(*stream.capture);
-    throw Failure{CUDA_ERROR_CAPTURED_EVENT};
+    throw Failure{CUDA_ERROR_INVALID_VALUE};
   }
   require(!capture->invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   if (stream.legacy) {
@@ -242,6 +252,7 @@ void leave_capture(Stream &stream) {
     return;
   }
   capture->streams.erase(&stream);
+  capture->left_behind.insert(capture->left_behind.end(), stream.frontier.begin(), stream.frontier.end());
   stream.capture.reset();
   stream.frontier.clear();
 }

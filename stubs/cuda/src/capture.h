@@ -22,6 +22,7 @@ struct Capture {
   bool invalidated = false;
   Stream *origin = nullptr;
   std::set<Stream *> streams;  // every stream whose `capture` is this one
+  std::vector<Dependency> left_behind;  // frontiers of streams that were destroyed meanwhile
 };
 
 // For calls that capture does not see (allocation, synchronisation, loading): refused where the modes say so, and
@@ -38,6 +39,9 @@ void refuse_capturing(Stream &stream);
 
 // Adds a node behind the stream's frontier and makes it the frontier.
 std::shared_ptr<Node> capture_work(Stream &stream, Work work, Attributes attributes = {});
+
+// The capture that recorded an event; null if it has ended.
+std::shared_ptr<Capture> capture_of(const Event &event);
 
 // cuStreamWaitEvent on an event that was recorded inside a capture: the stream joins it.
 void join_capture(Stream &stream, const Event &event);

@@ -14,6 +14,11 @@ namespace {
 
 constexpr unsigned kScheduleFlags = CU_CTX_SCHED_MASK;
 
+// The depth of device-side synchronisation went with that synchronisation, in compute capability 9.0.
+bool has_limit(CUlimit limit) {
+  return limit < CU_LIMIT_MAX && limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH;
+}
+
 std::shared_ptr<Context> new_context(CUdevice device, unsigned flags) {
   auto context = process().contexts.make();
   context->device = device;
@@ -286,7 +291,7 @@ SOFTCUDA_API cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx) {
 SOFTCUDA_API cuCtxGetFlags(unsigned int *flags) {
   return locked_call([&] {
     require(flags != nullptr);
-    *flags = current_context()->flags;
+    *flags = current_context()->flags | CU_CTX_MAP_HOST;  // every context can, and says so
   });
 }
 
@@ -323,7 +328,7 @@ SOFTCUDA_API cuCtxSynchronize_v2(CUcontext ctx) {
 SOFTCUDA_API cuCtxSetLimit(CUlimit limit, size_t value) {
   return locked_call([&] {
     auto context = current_context();
-    require(limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
+    require(has_limit(limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
     context->limits[limit] = value;
   });
 }
@@ -332,7 +337,7 @@ SOFTCUDA_API cuCtxGetLimit(size_t *pvalue, CUlimit limit) {
   return locked_call([&] {
     auto context = current_context();
     require(pvalue != nullptr);
-    require(limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
+    require(has_limit(limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
     *pvalue = context->limits[limit];
   });
 }

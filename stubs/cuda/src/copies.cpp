@@ -48,10 +48,6 @@ Side target(const CUDA_MEMCPY3D &copy) {
               copy.dstHeight, copy);
 }
 
-bool empty(const CUDA_MEMCPY3D &copy) {
-  return copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0;
-}
-
 void check_side(const Side &at, const CUDA_MEMCPY3D &copy, bool write) {
   require(at.base != 0);
   require(copy.Height * copy.Depth == 1 || at.pitch >= at.x + copy.WidthInBytes);
@@ -63,6 +59,10 @@ void check_side(const Side &at, const CUDA_MEMCPY3D &copy, bool write) {
 }
 
 }  // namespace
+
+bool empty(const CUDA_MEMCPY3D &copy) {
+  return copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0;
+}
 
 void check_copy(const CUDA_MEMCPY3D &copy) {
   const Side from = source(copy);

@@ -10,6 +10,9 @@
 
 namespace softcuda {
 
+// Whether there is nothing to copy.
+bool empty(const CUDA_MEMCPY3D &copy);
+
 // Fails for arrays, for device addresses that the driver does not know, and for impossible shapes.
 void check_copy(const CUDA_MEMCPY3D &copy);
 void run_copy(const CUDA_MEMCPY3D &copy);

@@ -31,10 +31,10 @@ void finish(Lock &lock, const Mark &mark, const std::shared_ptr<Fault> &fault) {
   require(fault->load() == CUDA_SUCCESS, fault->load());
 }
 
+// A capture minds synchronous copies and fills only where the null stream would have to wait for it.
 void copy_now(const CUDA_MEMCPY3D &copy) {
   Lock lock = lock_process();
   const auto context = current_context();
-  refuse_under_capture();
   const auto stream = default_stream();
   refuse_capturing(*stream);
   check_copy(copy);
@@ -48,6 +48,7 @@ void copy_later(const CUDA_MEMCPY3D &copy, CUstream handle) {
   const auto context = stream->context.lock();
   if (capturing(*stream)) {
     check_copy(copy);
+    if (empty(copy)) return;  // nothing to do is no node
     capture_work(*stream, CopyWork{copy, Handles<Context, CUcontext>::handle(context)});
     return;
   }
@@ -105,7 +106,6 @@ CUDA_MEMSET_NODE_PARAMS fill_of(CUdeviceptr dst, size_t pitch, unsigned value, u
 CUresult fill_now(const CUDA_MEMSET_NODE_PARAMS &fill) {
   return locked_call([&] {
     current_context();
-    refuse_under_capture();
     const auto stream = default_stream();
     refuse_capturing(*stream);
     check_fill(fill);
@@ -118,6 +118,7 @@ CUresult fill_later(const CUDA_MEMSET_NODE_PARAMS &fill, CUstream handle) {
     const auto stream = resolve_stream(handle);
     check_fill(fill);
     if (capturing(*stream)) {
+      if (fill.width == 0 || fill.height == 0) return;
       capture_work(*stream, FillWork{fill, Handles<Context, CUcontext>::handle(stream->context.lock())});
       return;
     }

@@ -13,7 +13,9 @@ constexpr unsigned kEventFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMIN
 // An event of a capture stands for no point in time that a host could wait for.
 void refuse_captured(const Event &event) {
   if (!event.captured) return;
-  if (const auto capture = event.capture.lock()) invalidate(*capture);
+  const auto capture = capture_of(event);
+  require(capture != nullptr);  // it has ended: the event stands for nothing at all
+  invalidate(*capture);
   throw Failure{CUDA_ERROR_CAPTURED_EVENT};
 }
 
@@ -51,12 +53,12 @@ void wait_for(CUstream hStream, CUevent hEvent, unsigned flags) {
     join_capture(*stream, *event);
     return;
   }
+  if (event->fence == nullptr) return;  // never recorded: nothing to wait for, in a capture as outside
   if (captured) {
     // The event was recorded outside the capture: the graph would depend on something that it does not contain.
     invalidate(*stream->capture);
     throw Failure{CUDA_ERROR_STREAM_CAPTURE_ISOLATION};
   }
-  if (event->fence == nullptr) return;
   enqueue(*stream, [fence = event->fence] { fence->wait(); });
 }
 

@@ -74,9 +74,9 @@ using namespace softcuda;
 
 namespace {
 
-// These take a genuine CUfunction or a kernel in its place.
+// A kernel in the place of a function is an invalid handle here.
 std::shared_ptr<Function> function_at(CUfunction handle) {
-  return callee_at(handle).function;
+  return process().functions.get(handle);
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ SOFTCUDA_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks
                                                                   size_t dynamicSMemSize, unsigned int) {
   return locked_call([&] {
     require(numBlocks != nullptr && blockSize > 0);
-    const auto function = function_at(func);
+    const auto function = callee_at(func);
     const int by_threads = blockSize > kMaxThreadsPerBlock ? 0 : kThreadsPerMultiprocessor / blockSize;
     const size_t reserved = dynamicSMemSize + 1024;
     const int by_shared = static_cast<int>(kSharedPerMultiprocessor / reserved);
@@ -150,7 +150,7 @@ SOFTCUDA_API cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *bl
                                                        CUoccupancyB2DSize, size_t, int blockSizeLimit, unsigned int) {
   return locked_call([&] {
     require(minGridSize != nullptr && blockSize != nullptr);
-    function_at(func);
+    callee_at(func);
     *blockSize = blockSizeLimit > 0 ? std::min(blockSizeLimit, kMaxThreadsPerBlock) : kMaxThreadsPerBlock;
     *minGridSize = kMultiprocessors * (kThreadsPerMultiprocessor / *blockSize);
   });

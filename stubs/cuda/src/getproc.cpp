@@ -37,7 +37,8 @@ CUdriverProcAddressQueryResult find(const char *name, int version, bool per_thre
   *out = nullptr;
   if (!known) return CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (best == nullptr) return CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-  const bool own = per_thread && best->per_thread != nullptr && best->per_thread_version <= version;
+  const bool own = per_thread && best->per_thread != nullptr;
+  if (own && best->per_thread_version > version) return CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
   *out = own ? best->per_thread : best->symbol;
   return CU_GET_PROC_ADDRESS_SUCCESS;
 }

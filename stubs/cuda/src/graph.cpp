@@ -28,7 +28,8 @@ void check_edge_data(const Node &from, const Node &to, const CUgraphEdgeData &da
   require(data.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT || data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
   require(data.from_port <= CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER);
   if (data.from_port != CU_GRAPH_KERNEL_NODE_PORT_DEFAULT) require(is_kernel(from));
-  if (data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC) {
+  if (data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC || data.from_port == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC) {
+    require(data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
     require(is_kernel(from) && is_kernel(to) && data.from_port != CU_GRAPH_KERNEL_NODE_PORT_DEFAULT);
   }
 }

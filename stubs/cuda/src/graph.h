@@ -32,10 +32,7 @@ struct Arguments {
 };
 
 struct KernelWork {
-  std::shared_ptr<Function> function;
-  // The handle as the program gave it: exactly one of the two.
-  CUfunction func = nullptr;
-  CUkernel kern = nullptr;
+  std::shared_ptr<Function> function;  // also of a node that was made with a kernel
   CUcontext context = nullptr;
   std::array<unsigned, 3> grid{};
   std::array<unsigned, 3> block{};
@@ -109,7 +106,7 @@ struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;  // in creation order
   std::map<std::shared_ptr<UserObject>, unsigned> user_objects;
   bool owned = false;        // by a child-graph or conditional node: cannot be destroyed by itself
-  unsigned executables = 0;  // made of a graph with allocation nodes
+  unsigned executables = 0;  // made of a graph with allocation nodes: at most one at a time
   std::vector<CUgraphConditionalHandle> conditionals;
 };
 

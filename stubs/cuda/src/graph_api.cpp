@@ -120,7 +120,8 @@ SOFTCUDA_API cuGraphCreate(CUgraph *phGraph, unsigned int flags) {
 SOFTCUDA_API cuGraphDestroy(CUgraph hGraph) {
   return locked_call([&] {
     const auto graph = graph_at(hGraph);
-    require(!graph->owned && !under_capture(*graph));
+    require(!under_capture(*graph), CUDA_ERROR_ILLEGAL_STATE);
+    require(!graph->owned);
     destroy_graph(graph);
   });
 }
@@ -153,7 +154,8 @@ SOFTCUDA_API cuGraphDestroyNode(CUgraphNode hNode) {
   return locked_call([&] {
     const auto node = node_at(hNode);
     const auto graph = node->graph.lock();
-    require(graph != nullptr && !under_capture(*graph));
+    require(graph != nullptr);
+    require(!under_capture(*graph), CUDA_ERROR_ILLEGAL_STATE);
     remove_node(*graph, node);
   });
 }

@@ -3,6 +3,7 @@
 // Instantiation, launch, and changes to single nodes of an executable.
 #include "graph_exec.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "capture.h"
@@ -51,9 +52,17 @@ void collect_functions(const Graph &graph, std::vector<std::shared_ptr<Function>
   }
 }
 
+bool allocates(const Graph &graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const auto &node) {
+    const CUgraphNodeType type = node_type(*node->work);
+    return type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+  });
+}
+
 Refusal instantiate(CUgraphExec *out, CUgraph hGraph, uint64_t flags) {
   Lock lock = lock_process();
   require(out != nullptr && (flags & ~kFlags) == 0);
+  refuse_under_capture();
   require((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == 0, CUDA_ERROR_NOT_SUPPORTED);
   std::vector<std::shared_ptr<Function>> functions;
   collect_functions(*graph_at(hGraph), functions);
@@ -62,7 +71,13 @@ Refusal instantiate(CUgraphExec *out, CUgraph hGraph, uint64_t flags) {
   }
   const auto graph = graph_at(hGraph);
   if (const Refusal refusal = check_graph(*graph); refusal.code != CUDA_SUCCESS) return refusal;
+  const bool counted = allocates(*graph);
+  require(!counted || graph->executables == 0, CUDA_ERROR_NOT_SUPPORTED);
   const auto exec = process().execs.make();
+  if (counted) {
+    ++graph->executables;
+    exec->counted_by = graph;
+  }
   exec->snapshot = clone_graph(*graph, false);
   exec->flags = flags & ~uint64_t{CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
   index_snapshot(*exec);
@@ -126,7 +141,7 @@ FillWork changed_fill(const FillWork &old, const CUDA_MEMSET_NODE_PARAMS &params
 void change_child(GraphExec &exec, Node &node, const Graph &source) {
   const auto &old = work_of<ChildWork>(node);
   const UpdateResult result = update_graph(*old.graph, source, exec.flags);
-  require(result.result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_INVALID_VALUE);
+  require(result.result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   exec.program.reset();
 }
 
@@ -185,7 +200,8 @@ SOFTCUDA_API cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGra
 SOFTCUDA_API cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags) {
   return locked_call([&] {
     require(flags != nullptr);
-    *flags = exec_at(hGraphExec)->flags;
+    // Kept, and not told.
+    *flags = exec_at(hGraphExec)->flags & ~uint64_t{CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY};
   });
 }
 
@@ -200,12 +216,7 @@ SOFTCUDA_API cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
   return locked_call([&] {
     const auto exec = exec_at(hGraphExec);
     const auto stream = resolve_stream(hStream);
-    if (capturing(*stream)) {
-      auto child = clone_graph(*exec->snapshot, true);
-      child->owned = true;
-      capture_work(*stream, ChildWork{std::move(child)});
-      return;
-    }
+    refuse_capturing(*stream);
     launch_program(*exec, *stream);
     ++counters().graph_launches;
   });
@@ -215,6 +226,7 @@ SOFTCUDA_API cuGraphExecDestroy(CUgraphExec hGraphExec) {
   return locked_call([&] {
     const auto exec = exec_at(hGraphExec);
     process().execs.remove(exec.get());
+    if (const auto graph = exec->counted_by.lock()) --graph->executables;
     exec->program.reset();
     if (exec->last.done()) {
       destroy_graph(exec->snapshot);

@@ -65,11 +65,8 @@ SOFTCUDA_API cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_P
 SOFTCUDA_API cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams) {
   return locked_call([&] {
     require(nodeParams != nullptr);
-    const auto &work = work_of<KernelWork>(*node_at(hNode));
     CUDA_KERNEL_NODE_PARAMS_v2 params{};
-    write_kernel(work, &params);
-    // The old struct has no room for a kernel.
-    params.func = Handles<Function, CUfunction>::handle(work.function);
+    write_kernel(work_of<KernelWork>(*node_at(hNode)), &params);
     std::memcpy(nodeParams, &params, sizeof *nodeParams);
   });
 }

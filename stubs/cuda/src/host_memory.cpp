@@ -33,7 +33,7 @@ void *allocate_host(size_t bytes, unsigned flags) {
   range.kind = Kind::HostAlloc;
   range.device = context->device;
   range.context = context;
-  range.host_flags = flags;
+  range.host_flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;  // always so with unified addressing
   range.mapping = base;
   range.mapping_bytes = size;
   ranges().add(std::move(range));
@@ -61,7 +61,7 @@ using namespace softcuda;
 SOFTCUDA_API cuMemAllocHost_v2(void **pp, size_t bytesize) {
   return locked_call([&] {
     require(pp != nullptr);
-    *pp = allocate_host(bytesize, CU_MEMHOSTALLOC_PORTABLE);
+    *pp = allocate_host(bytesize, 0);
   });
 }
 
@@ -101,6 +101,8 @@ SOFTCUDA_API cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags) 
     refuse_under_capture();
     require(p != nullptr && bytesize > 0 && (Flags & ~kRegisterFlags) == 0);
     const auto base = reinterpret_cast<uint64_t>(p);
+    const Range *there = ranges().find(base);
+    require(there == nullptr || there->host());
     require(!ranges().overlaps(base, bytesize), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     const uint64_t first = base / kPage * kPage;
     require(resident(first, round_up(base + bytesize - first, kPage)));
@@ -122,8 +124,10 @@ SOFTCUDA_API cuMemHostUnregister(void *p) {
   return locked_call([&] {
     current_context();
     refuse_under_capture();
-    const Range *range = ranges().starting_at(reinterpret_cast<uint64_t>(p));
-    require(range != nullptr && range->kind == Kind::Registered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    const auto address = reinterpret_cast<uint64_t>(p);
+    const Range *range = ranges().find(address);
+    require(range != nullptr, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    require(range->kind == Kind::Registered && range->base == address);
     ranges().remove(range->base);
   });
 }

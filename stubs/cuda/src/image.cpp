@@ -75,8 +75,8 @@ bool starts_elf(const std::byte *data) {
 // An object's size is nowhere written down: it ends with its last table or section.
 uint64_t elf_bytes(const std::byte *data) {
   const auto header = read<Elf64_Ehdr>(data);
-  require(header.e_ident[EI_CLASS] == ELFCLASS64 && header.e_machine == EM_X86_64 && header.e_type == ET_DYN,
-          CUDA_ERROR_NO_BINARY_FOR_GPU);
+  require(header.e_ident[EI_CLASS] == ELFCLASS64, CUDA_ERROR_INVALID_IMAGE);
+  require(header.e_machine == EM_X86_64 && header.e_type == ET_DYN, CUDA_ERROR_NO_BINARY_FOR_GPU);
   uint64_t end = header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
   for (unsigned i = 0; i < header.e_phnum; ++i) {
     const auto segment = read<Elf64_Phdr>(data + header.e_phoff + uint64_t{i} * header.e_phentsize);

@@ -52,12 +52,13 @@ std::shared_ptr<Arguments> pack_arguments(const KernelEntry &entry, const Launch
   }
   if (request.extra != nullptr) {
     const Buffer buffer = read_extra(request.extra);
-    require(buffer.bytes <= entry.param_bytes);
+    require(buffer.bytes <= entry.param_bytes, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     if (buffer.bytes > 0) std::memcpy(arguments->data(), buffer.data, buffer.bytes);
     arguments->from_extra = true;
     arguments->extra_bytes = buffer.bytes;
-    arguments->extra = {CU_LAUNCH_PARAM_BUFFER_POINTER, arguments->data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
-                        &arguments->extra_bytes, CU_LAUNCH_PARAM_END};
+    // The driver gives the size first, whatever the program did.
+    arguments->extra = {CU_LAUNCH_PARAM_BUFFER_SIZE, &arguments->extra_bytes, CU_LAUNCH_PARAM_BUFFER_POINTER,
+                        arguments->data(), CU_LAUNCH_PARAM_END};
     return arguments;
   }
   for (uint32_t i = 0; i < entry.param_count; ++i) {
@@ -89,14 +90,14 @@ struct Ordering {
 void submit(CUfunction function, const LaunchRequest &request, std::span<const CUlaunchAttribute> given,
             CUstream handle) {
   Lock lock = lock_process();
-  Callee callee;
+  std::shared_ptr<Function> callee;
   for (;;) {
     callee = callee_at(function);
-    if (callee.function->loaded) break;
-    ensure_loaded(lock, callee.function);  // may let go of the lock
+    if (callee->loaded) break;
+    ensure_loaded(lock, callee);  // may let go of the lock
   }
   const auto stream = resolve_stream(handle);
-  const auto module = callee.function->module.lock();
+  const auto module = callee->module.lock();
   require(module != nullptr && module->context.lock() == stream->context.lock(), CUDA_ERROR_INVALID_HANDLE);
   KernelWork work = kernel_work(callee, request);
   Attributes attributes;
@@ -137,6 +138,8 @@ void submit(CUfunction function, const LaunchRequest &request, std::span<const C
     data.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
     data.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     if (ordering.trigger != nullptr) record_in_capture(ordering.trigger, stream, node, data);
+    // Whoever waits for the launch to begin depends on a port, by an edge of the plain type.
+    data = {};
     data.from_port = CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER;
     if (ordering.begun != nullptr) record_in_capture(ordering.begun, stream, node, data);
     return;
@@ -150,8 +153,8 @@ void submit(CUfunction function, const LaunchRequest &request, std::span<const C
 
 }  // namespace
 
-KernelWork kernel_work(const Callee &callee, const LaunchRequest &request) {
-  const Function &function = *callee.function;
+KernelWork kernel_work(const std::shared_ptr<Function> &callee, const LaunchRequest &request) {
+  const Function &function = *callee;
   require(product(request.grid) > 0 && product(request.block) > 0);
   require(request.grid[0] <= 0x7fffffffu && request.grid[1] <= 65535 && request.grid[2] <= 65535);
   require(request.block[0] <= 1024 && request.block[1] <= 1024 && request.block[2] <= 64);
@@ -162,12 +165,7 @@ KernelWork kernel_work(const Callee &callee, const LaunchRequest &request) {
   const auto module = function.module.lock();
   require(module != nullptr, CUDA_ERROR_INVALID_HANDLE);
   KernelWork work;
-  work.function = callee.function;
-  if (callee.kernel != nullptr) {
-    work.kern = Handles<Kernel, CUkernel>::handle(callee.kernel);
-  } else {
-    work.func = Handles<Function, CUfunction>::handle(callee.function);
-  }
+  work.function = callee;
   work.context = Handles<Context, CUcontext>::handle(module->context.lock());
   work.grid = request.grid;
   work.block = request.block;
@@ -180,7 +178,9 @@ void check_attributes(const KernelWork &work, const Attributes &attributes) {
   if (const auto it = attributes.find(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION); it != attributes.end()) {
     const auto &dim = it->second.clusterDim;
     const std::array<unsigned, 3> cluster{dim.x, dim.y, dim.z};
-    for (size_t i = 0; i < 3; ++i) require(cluster[i] == 0 || work.grid[i] % cluster[i] == 0);
+    for (size_t i = 0; i < 3; ++i) {
+      require(cluster[i] == 0 || work.grid[i] % cluster[i] == 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
+    }
     const FunctionSettings &settings = work.function->settings;
     const auto large = settings.find(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
     const uint64_t most = large != settings.end() && large->second != 0 ? 16 : 8;

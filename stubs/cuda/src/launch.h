@@ -20,7 +20,7 @@ struct LaunchRequest {
 };
 
 // Checks shape and arguments against the function and copies the arguments.
-KernelWork kernel_work(const Callee &callee, const LaunchRequest &request);
+KernelWork kernel_work(const std::shared_ptr<Function> &function, const LaunchRequest &request);
 
 // Checks that attributes fit a launch: cluster shape, cooperative size.
 void check_attributes(const KernelWork &work, const Attributes &attributes);

@@ -14,14 +14,28 @@ namespace {
 using KernelHandles = Handles<Kernel, CUkernel>;
 using LibraryHandles = Handles<Library, CUlibrary>;
 
-void load_library(CUlibrary *out, std::shared_ptr<const Image> image) {
+// `read` gives the image; an image that is none is kept for later.
+template <class Read>
+void load_library(CUlibrary *out, Read read) {
   require(out != nullptr);
-  auto instance = std::make_shared<Instance>(*image);
+  std::shared_ptr<const Image> image;
+  std::shared_ptr<Instance> instance;
+  CUresult defect = CUDA_SUCCESS;
+  try {
+    image = read();
+    instance = std::make_shared<Instance>(*image);
+  } catch (const Failure &failure) {
+    if (failure.code != CUDA_ERROR_INVALID_IMAGE) throw;
+    defect = failure.code;
+  }
   const Lock lock = lock_process();
-  refuse_under_capture();
   const auto library = process().libraries.make();
+  library->defect = defect;
   library->image = std::move(image);
   library->instance = std::move(instance);
+  ++counters().module_loads;
+  *out = LibraryHandles::handle(library);
+  if (defect != CUDA_SUCCESS) return;
   const auto kernels = library->instance->kernels();
   for (size_t i = 0; i < kernels.size(); ++i) {
     const auto kernel = process().kernels.make();
@@ -30,8 +44,13 @@ void load_library(CUlibrary *out, std::shared_ptr<const Image> image) {
     kernel->name = kernels[i]->name;
     library->kernels.push_back(kernel);
   }
-  ++counters().module_loads;
-  *out = LibraryHandles::handle(library);
+}
+
+// A library to look into.
+std::shared_ptr<Library> library_at(CUlibrary handle) {
+  auto library = process().libraries.get(handle);
+  require(library->defect == CUDA_SUCCESS, library->defect);
+  return library;
 }
 
 const KernelEntry &entry_of(const Kernel &kernel) {
@@ -51,7 +70,10 @@ std::shared_ptr<Module> module_of(const std::shared_ptr<Library> &library) {
     library->instance_taken = true;
     slot = make_module(context, library->image, std::move(instance));
     slot->library = library;
-    for (const auto &kernel : library->kernels) slot->functions[kernel->index]->settings = kernel->settings;
+    for (const auto &kernel : library->kernels) {
+      slot->functions[kernel->index]->settings = kernel->settings;
+      slot->functions[kernel->index]->kernel = kernel;
+    }
   }
   return slot;
 }
@@ -62,11 +84,9 @@ std::shared_ptr<Function> function_of(Kernel &kernel) {
   return module_of(library)->functions[kernel.index];
 }
 
-Callee callee_at(CUfunction handle) {
-  if (auto function = process().functions.find(handle)) return {std::move(function), nullptr};
-  auto kernel = process().kernels.get(reinterpret_cast<CUkernel>(handle));
-  auto function = function_of(*kernel);
-  return {std::move(function), std::move(kernel)};
+std::shared_ptr<Function> callee_at(CUfunction handle) {
+  if (auto function = process().functions.find(handle)) return function;
+  return function_of(*process().kernels.get(reinterpret_cast<CUkernel>(handle)));
 }
 
 }  // namespace softcuda
@@ -77,13 +97,13 @@ SOFTCUDA_API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_optio
                                unsigned int numJitOptions, CUlibraryOption *, void **, unsigned int numLibraryOptions) {
   return call([&] {
     require(numJitOptions <= 64 && numLibraryOptions <= CU_LIBRARY_NUM_OPTIONS);
-    load_library(library, read_image(code));
+    load_library(library, [&] { return read_image(code); });
   });
 }
 
 SOFTCUDA_API cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *, void **, unsigned int,
                                    CUlibraryOption *, void **, unsigned int) {
-  return call([&] { load_library(library, read_image_file(fileName)); });
+  return call([&] { load_library(library, [&] { return read_image_file(fileName); }); });
 }
 
 SOFTCUDA_API cuLibraryUnload(CUlibrary library) {
@@ -117,7 +137,7 @@ SOFTCUDA_API cuLibraryUnload(CUlibrary library) {
 SOFTCUDA_API cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name) {
   return locked_call([&] {
     require(pKernel != nullptr && name != nullptr);
-    const auto found = process().libraries.get(library);
+    const auto found = library_at(library);
     const auto it = std::find_if(found->kernels.begin(), found->kernels.end(),
                                  [&](const auto &kernel) { return kernel->name == name; });
     require(it != found->kernels.end(), CUDA_ERROR_NOT_FOUND);
@@ -128,14 +148,14 @@ SOFTCUDA_API cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char
 SOFTCUDA_API cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib) {
   return locked_call([&] {
     require(count != nullptr);
-    *count = static_cast<unsigned>(process().libraries.get(lib)->kernels.size());
+    *count = static_cast<unsigned>(library_at(lib)->kernels.size());
   });
 }
 
 SOFTCUDA_API cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernels, CUlibrary lib) {
   return locked_call([&] {
     require(kernels != nullptr);
-    const auto library = process().libraries.get(lib);
+    const auto library = library_at(lib);
     const size_t count = std::min<size_t>(numKernels, library->kernels.size());
     for (size_t i = 0; i < count; ++i) kernels[i] = KernelHandles::handle(library->kernels[i]);
   });
@@ -144,14 +164,14 @@ SOFTCUDA_API cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernel
 SOFTCUDA_API cuLibraryGetModule(CUmodule *pMod, CUlibrary library) {
   return locked_call([&] {
     require(pMod != nullptr);
-    *pMod = Handles<Module, CUmodule>::handle(module_of(process().libraries.get(library)));
+    *pMod = Handles<Module, CUmodule>::handle(module_of(library_at(library)));
   });
 }
 
 SOFTCUDA_API cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name) {
   return locked_call([&] {
     require(name != nullptr);
-    const auto module = module_of(process().libraries.get(library));
+    const auto module = module_of(library_at(library));
     const auto &globals = module->image->globals;
     const auto it =
         std::find_if(globals.begin(), globals.end(), [&](const ImageGlobal &global) { return global.name == name; });
@@ -163,15 +183,18 @@ SOFTCUDA_API cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libr
 
 SOFTCUDA_API cuLibraryGetManaged(CUdeviceptr *, size_t *, CUlibrary library, const char *) {
   return locked_call([&] {
-    process().libraries.get(library);
+    library_at(library);
     throw Failure{CUDA_ERROR_NOT_FOUND};
   });
 }
 
 SOFTCUDA_API cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel) {
-  return locked_call([&] {
+  return call([&] {
+    Lock lock = lock_process();
     require(pFunc != nullptr);
-    *pFunc = Handles<Function, CUfunction>::handle(function_of(*process().kernels.get(kernel)));
+    const auto function = function_of(*process().kernels.get(kernel));
+    ensure_loaded(lock, function);
+    *pFunc = Handles<Function, CUfunction>::handle(function);
   });
 }
 

@@ -43,7 +43,6 @@ void load_module(CUmodule *out, const std::shared_ptr<const Image> &image) {
   auto instance = std::make_shared<Instance>(*image);
   Lock lock = lock_process();
   const auto context = current_context();
-  refuse_under_capture();
   wait_for_context(lock, *context);
   const auto module = make_module(context, image, std::move(instance));
   ++counters().module_loads;
@@ -154,13 +153,16 @@ SOFTCUDA_API cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
 }
 
 SOFTCUDA_API cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name) {
-  return locked_call([&] {
+  return call([&] {
+    Lock lock = lock_process();
     require(hfunc != nullptr && name != nullptr);
     const auto module = process().modules.get(hmod);
     const auto it = std::find_if(module->functions.begin(), module->functions.end(),
                                  [&](const auto &function) { return function->name == name; });
     require(it != module->functions.end(), CUDA_ERROR_NOT_FOUND);
-    *hfunc = FunctionHandles::handle(*it);
+    const auto function = *it;
+    ensure_loaded(lock, function);
+    *hfunc = FunctionHandles::handle(function);
   });
 }
 

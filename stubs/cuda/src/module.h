@@ -17,6 +17,7 @@ using FunctionSettings = std::map<CUfunction_attribute, int>;
 
 struct Function {
   std::weak_ptr<Module> module;
+  std::weak_ptr<Kernel> kernel;  // of a function that belongs to a library
   std::shared_ptr<Instance> instance;  // keeps the code while a graph or a queue refers to it
   const KernelEntry *entry = nullptr;
   std::string name;
@@ -40,7 +41,9 @@ struct Kernel {
   FunctionSettings settings;
 };
 
+// Loading a library does not read its image: one that is none shows when something in it is asked for.
 struct Library {
+  CUresult defect = CUDA_SUCCESS;
   std::shared_ptr<const Image> image;
   std::shared_ptr<Instance> instance;  // what describes the kernels; becomes the first module
   bool instance_taken = false;
@@ -57,14 +60,11 @@ void forget_module(const std::shared_ptr<Module> &module);
 std::shared_ptr<Module> module_of(const std::shared_ptr<Library> &library);
 std::shared_ptr<Function> function_of(Kernel &kernel);
 
-// A CUfunction may be a CUkernel in disguise: `kernel` tells.
-struct Callee {
-  std::shared_ptr<Function> function;
-  std::shared_ptr<Kernel> kernel;
-};
-Callee callee_at(CUfunction handle);
+// Launches and the occupancy calls take a CUkernel, cast, where they ask for a function.  No other call does.
+std::shared_ptr<Function> callee_at(CUfunction handle);
 
-// A function's code is loaded with its first use, which waits for all work of the context.
+// A function's code is loaded when its handle is asked for, else with its first use, and loading waits for all work
+// of the context.
 void ensure_loaded(Lock &lock, const std::shared_ptr<Function> &function);
 
 int function_attribute(const KernelEntry &entry, const FunctionSettings &settings, CUfunction_attribute attribute);

@@ -62,7 +62,7 @@ ConditionalWork read_conditional(CUDA_CONDITIONAL_NODE_PARAMS &params, const Gra
 
 KernelWork read_kernel(const CUDA_KERNEL_NODE_PARAMS_v2 &params) {
   const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
-  require(handle != nullptr);
+  require(handle != nullptr, CUDA_ERROR_INVALID_HANDLE);
   return kernel_work(callee_at(handle), {{params.gridDimX, params.gridDimY, params.gridDimZ},
                                          {params.blockDimX, params.blockDimY, params.blockDimZ},
                                          params.sharedMemBytes,
@@ -72,7 +72,7 @@ KernelWork read_kernel(const CUDA_KERNEL_NODE_PARAMS_v2 &params) {
 
 void write_kernel(const KernelWork &work, CUDA_KERNEL_NODE_PARAMS_v2 *out) {
   scramble(out, sizeof *out);
-  out->func = work.func;
+  out->func = Handles<Function, CUfunction>::handle(work.function);
   out->gridDimX = work.grid[0];
   out->gridDimY = work.grid[1];
   out->gridDimZ = work.grid[2];
@@ -84,7 +84,8 @@ void write_kernel(const KernelWork &work, CUDA_KERNEL_NODE_PARAMS_v2 *out) {
   const bool listed = !arguments.from_extra && !arguments.pointers.empty();
   out->kernelParams = listed ? arguments.pointers.data() : nullptr;
   out->extra = arguments.from_extra ? arguments.extra.data() : nullptr;
-  out->kern = work.kern;
+  // A library's kernel has both handles, whichever of them the node was made with.
+  out->kern = Handles<Kernel, CUkernel>::handle(work.function->kernel.lock());
   out->ctx = work.context;
 }
 

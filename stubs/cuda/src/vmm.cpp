@@ -134,7 +134,8 @@ SOFTCUDA_API cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment
     require(ptr != nullptr && flags == 0 && size > 0 && size % kGranule == 0);
     require((alignment & (alignment - 1)) == 0);
     const uint64_t unit = std::max<uint64_t>(alignment, kGranule);
-    // The address is a wish: a taken or crooked one gives another place, not an error.
+    require(addr % kGranule == 0);
+    // The address is a wish: a taken one gives another place, not an error.
     uint64_t base = addr;
     if (base == 0 || base % unit != 0 || !place_at(base, size)) base = place_anywhere(size, unit);
     tables().reservations.emplace(base, size);
