@@ -156,7 +156,7 @@ def _wait_ready(
                 f"the daemon ended with status {process.returncode} before it was ready{_log_end(runtime)}"
             )
         try:
-            with ControlClient(runtime.path, max(0.1, min(5.0, deadline - time.monotonic()))) as client:
+            with ControlClient(runtime.path, max(0.1, min(0.5, deadline - time.monotonic()))) as client:
                 # Somebody else's daemon is not the one that was started: ours will say so.
                 while client.daemon.pid == process.pid and process.poll() is None and time.monotonic() < deadline:
                     status = client.status()
