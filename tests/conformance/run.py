@@ -164,11 +164,32 @@ def accept(path: str, label: str) -> None:
 
 
 def write_table(seen: dict[str, Any]) -> None:
-    """Puts rows into the table that are not in it yet, as unseen on a GPU."""
+    """Puts rows into the table that are not in it yet, as unseen on a GPU, and takes out rows that are no more."""
     table = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
     for name, value in seen.items():
         table.setdefault(name, {"value": value, "gpu": "unseen"})
+    known = {name for rows in load_rows().ROWS.values() for name in rows}
+    table = {name: row for name, row in table.items() if name in known}
     EXPECTED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+def summary() -> str:
+    """The table of docs/conformance.md: rows by file."""
+    bench = load_rows()
+    table = json.loads(EXPECTED.read_text())
+    files: dict[str, list[dict[str, Any]]] = {}
+    for rows in bench.ROWS.values():
+        for name, function in rows.items():
+            files.setdefault(function.__module__, []).append(table[name])
+    lines = ["| rows about | rows | seen on a GPU | differing on purpose |", "|---|---|---|---|"]
+    for file, entries in sorted(files.items()):
+        about = (sys.modules[file].__doc__ or "").strip().splitlines()[0].removeprefix("Rows about ").partition(":")[0].rstrip(".")
+        seen = sum(entry["gpu"] != "unseen" for entry in entries)
+        lines.append(f"| {about} | {len(entries)} | {seen} | {sum('soft' in entry for entry in entries)} |")
+    everything = [entry for entries in files.values() for entry in entries]
+    seen = sum(entry["gpu"] != "unseen" for entry in everything)
+    lines.append(f"| all | {len(everything)} | {seen} | {sum('soft' in entry for entry in everything)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -179,11 +200,15 @@ def main() -> int:
     parser.add_argument("--only", help="run one group")
     parser.add_argument("--rows", help=argparse.SUPPRESS)
     parser.add_argument("--add", action="store_true", help="add rows that are new to expected.json, as unseen")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/conformance.md")
     parser.add_argument("--accept", help="a report of a GPU: mark the rows that agree as seen")
     parser.add_argument("--seen", default="", help="which GPU and driver, for --accept")
     arguments = parser.parse_args()
     if arguments.rows is not None:
         run_rows(arguments.rows.split(","), arguments.image)
+        return 0
+    if arguments.table:
+        print(summary())
         return 0
     if arguments.accept is not None:
         accept(arguments.accept, arguments.seen)
