@@ -94,7 +94,10 @@ def of_update(x: Bench) -> Any:
 
 @row("user_object.counts")
 def of_counts(x: Bench) -> Any:
-    """References of the program and of a graph.  To release some that one does not hold is undefined."""
+    """References of the program and of a graph.
+
+    Left out: releasing some that one does not hold is undefined, and driver 580.159.04 crashed while this row did so.
+    """
     held = Object(2)
     out = [
         code(cu.cuUserObjectRetain(held.handle, 1)),

@@ -28,6 +28,8 @@ from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 EXPECTED = HERE / "expected.json"
+PAGE = HERE.parents[1] / "docs" / "conformance.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- table: run.py --table -->\n", "<!-- end of table -->\n"
 ROW_SECONDS = 20
 START_SECONDS = 60  # of a process: the interpreter, the context, the kernels
 
@@ -183,13 +185,27 @@ def summary() -> str:
             files.setdefault(function.__module__, []).append(table[name])
     lines = ["| rows about | rows | seen on a GPU | differing on purpose |", "|---|---|---|---|"]
     for file, entries in sorted(files.items()):
-        about = (sys.modules[file].__doc__ or "").strip().splitlines()[0].removeprefix("Rows about ").partition(":")[0].rstrip(".")
+        about = (
+            (sys.modules[file].__doc__ or "")
+            .strip()
+            .splitlines()[0]
+            .removeprefix("Rows about ")
+            .partition(":")[0]
+            .rstrip(".")
+        )
         seen = sum(entry["gpu"] != "unseen" for entry in entries)
         lines.append(f"| {about} | {len(entries)} | {seen} | {sum('soft' in entry for entry in entries)} |")
     everything = [entry for entries in files.values() for entry in entries]
     seen = sum(entry["gpu"] != "unseen" for entry in everything)
     lines.append(f"| all | {len(everything)} | {seen} | {sum('soft' in entry for entry in everything)} |")
     return "\n".join(lines)
+
+
+def refresh_page() -> None:
+    """Puts the table of expected.json into the page."""
+    before, _, rest = PAGE.read_text().partition(TABLE_BEGINS)
+    _, _, after = rest.partition(TABLE_ENDS)
+    PAGE.write_text(before + TABLE_BEGINS + summary() + "\n" + TABLE_ENDS + after)
 
 
 def main() -> int:
@@ -212,6 +228,7 @@ def main() -> int:
         return 0
     if arguments.accept is not None:
         accept(arguments.accept, arguments.seen)
+        refresh_page()
         return 0
     began = time.monotonic()
     driver = describe()
@@ -229,6 +246,7 @@ def main() -> int:
         print(f"  {name}: {seen[name]['failed']}")
     if arguments.add:
         write_table({name: value for name, value in seen.items() if name not in failed})
+        refresh_page()
     if arguments.check:
         found = differences(seen, driver["software"])
         print("\n".join(found) or "every row as expected")

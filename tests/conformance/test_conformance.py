@@ -37,6 +37,14 @@ def test_rows_are_as_expected_whatever_the_seed() -> None:
     assert observe("1") == observe("2")
 
 
+def test_page_shows_the_table() -> None:
+    """docs/conformance.md says what expected.json says; run.py --accept and --add rewrite it."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(_native.soft_folder()))
+    command = [sys.executable, "-P", str(HERE / "run.py"), "--table"]
+    table = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert table in (HERE.parents[1] / "docs" / "conformance.md").read_text()
+
+
 def test_table_is_complete() -> None:
     """Every row says whether a GPU was seen to answer so, and every deliberate difference says why."""
     table = json.loads((HERE / "expected.json").read_text())

@@ -21,7 +21,7 @@ struct Capture {
   bool own_graph = true;  // false: the program's graph, captured into
   bool invalidated = false;
   Stream *origin = nullptr;
-  std::set<Stream *> streams;  // every stream whose `capture` is this one
+  std::set<Stream *> streams;           // every stream whose `capture` is this one
   std::vector<Dependency> left_behind;  // frontiers of streams that were destroyed meanwhile
 };
 

@@ -31,7 +31,7 @@ struct Program {
 struct GraphExec {
   std::shared_ptr<Graph> snapshot;                 // its nodes have no handles
   std::unordered_map<uint64_t, Node *> by_origin;  // by the id of the node that the program knows
-  std::weak_ptr<Graph> counted_by;  // the graph with allocation nodes that it was made of
+  std::weak_ptr<Graph> counted_by;                 // the graph with allocation nodes that it was made of
   std::set<const Node *> disabled;
   uint64_t flags = 0;
   std::shared_ptr<const Program> program;  // null after a change

@@ -17,7 +17,7 @@ using FunctionSettings = std::map<CUfunction_attribute, int>;
 
 struct Function {
   std::weak_ptr<Module> module;
-  std::weak_ptr<Kernel> kernel;  // of a function that belongs to a library
+  std::weak_ptr<Kernel> kernel;        // of a function that belongs to a library
   std::shared_ptr<Instance> instance;  // keeps the code while a graph or a queue refers to it
   const KernelEntry *entry = nullptr;
   std::string name;
