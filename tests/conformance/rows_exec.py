@@ -6,29 +6,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from bench import Bench, code, cu, fill, handle, name_of, ok, raw, row
+from bench import Bench, chain, code, cu, fill, handle, name_of, ok, raw, row
 
 IDS = cu.CUlaunchAttributeID
 PRIORITIES = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-
-
-def chain(x: Bench, values: list[int], target: int, kinds: str = "") -> tuple[Any, list[Any]]:
-    """A chain of kernels; ``kinds`` may ask for ``m`` (memset) or ``c`` (copy) in places."""
-    graph, nodes = x.graph(), []
-    for i, value in enumerate(values):
-        before = nodes[-1:]
-        kind = kinds[i] if i < len(kinds) else "k"
-        if kind == "m":
-            params = x.memset_params(value)
-            params.dst = target
-            node = ok(cu.cuGraphAddMemsetNode(graph, before, len(before), params, x.context))
-        elif kind == "c":
-            copy = x.copy_params(target, x.words, 64)
-            node = ok(cu.cuGraphAddMemcpyNode(graph, before, len(before), copy, x.context))
-        else:
-            node = ok(cu.cuGraphAddKernelNode(graph, before, len(before), x.kernel_params(value=value, address=target)))
-        nodes.append(node)
-    return graph, nodes
 
 
 class UpdateInfo(ctypes.Structure):
