@@ -234,12 +234,13 @@ def create_limits(x: Bench) -> Any:
 def no_access(x: Bench) -> Any:
     """Mapped memory cannot be touched before access is set."""
     data = (ctypes.c_uint8 * 64)()
-    location = x.access().location
+    access = x.access()  # its location is a view of it
+    location = access.location
     with x.reserved(4 * GRANULE) as base, x.memory() as memory:
         with x.at(base, GRANULE, memory, access=False):
             out = [code(cu.cuMemcpyHtoD(base, ctypes.addressof(data), 64))]
             out.append(ok(cu.cuMemGetAccess(location, base)))
-            ok(cu.cuMemSetAccess(base, GRANULE, [x.access()], 1))
+            ok(cu.cuMemSetAccess(base, GRANULE, [access], 1))
             out.append(ok(cu.cuMemGetAccess(location, base)))
             out.append(code(cu.cuMemcpyHtoD(base, ctypes.addressof(data), 64)))
         out.append(code(cu.cuMemcpyHtoD(base, ctypes.addressof(data), 64)))
