@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -217,6 +218,60 @@ def right_tokens(config: DemoConfig, ended: Sequence[Ended]) -> bool:
 def sentence(text: str) -> bool:
     """Whether a message is one sentence on one line, with what to do after the cause."""
     return bool(text) and "\n" not in text and "Traceback" not in text and (":" in text or ";" in text)
+
+
+# --- what stays behind ----------------------------------------------------------------------------------------------
+
+
+class Traces:
+    """What a command could leave: processes that carry a mark, files of its temporary folder, shared memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mark = uuid.uuid4().hex
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.env = {"TMPDIR": str(self.temporary), "FOUNDRYD_TEST_MARK": self._mark}
+        self._shared = set(os.listdir("/dev/shm"))
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of the living processes that carry the mark, by process id."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:  # it ended, or it is not ours
+                continue
+        return found
+
+    def shared(self) -> set[str]:
+        """Shared memory that was not there before and that no process has mapped: others on this machine use theirs."""
+        new = set(os.listdir("/dev/shm")) - self._shared
+        mapped = ""
+        for entry in Path("/proc").iterdir() if new else ():
+            try:
+                mapped += (entry / "maps").read_text() if entry.name.isdigit() else ""
+            except OSError:
+                continue
+        return {name for name in new if f"/dev/shm/{name}" not in mapped}
+
+    def nothing_is_left(self) -> bool:
+        end = time.monotonic() + 10
+        while self.processes() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert self.processes() == {}
+        assert list(self.temporary.iterdir()) == []
+        assert self.shared() == set()
+        return True
+
+
+@pytest.fixture
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
+    traces = Traces(tmp_path_factory.mktemp("t"))
+    yield traces
+    for pid in traces.processes():  # of a test that failed
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 # --- archives --------------------------------------------------------------------------------------------------------

@@ -94,7 +94,6 @@ def test_rules_of_a_mesh_follow_the_right_coordinate(foundryd, tmp_path, paralle
             assert (rule["base"], rule["stride"]) == (0, stride)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_small_worlds_are_captured_whole(foundryd, tmp_path, ranks):
     keep = tmp_path / "kept.foundry"
@@ -143,10 +142,11 @@ def test_many_batch_sizes_cost_little_and_the_kept_archive_is_sound(foundryd, tm
     assert shown.json["stored_bytes"] == sizes
 
 
-def test_a_person_sees_progress_and_a_table(foundryd):
-    done = foundryd("demo", "--driver", "soft", "--ranks", "1", "--batch-sizes", "1", "--layers", "1")
+def test_a_person_sees_progress_and_a_table_and_nothing_stays(foundryd, traces):
+    done = foundryd("demo", "--driver", "soft", "--ranks", "2", "--batch-sizes", "1", "--layers", "1", env=traces.env)
     assert done.code == 0, done.err
-    assert "capturing as rank 0 of 1" in done.err
+    assert "capturing as rank 0 of 2" in done.err
     assert "restoring and decoding" in done.err
     assert "as the reference" in done.out
     assert done.out.rstrip().endswith("ok")
+    assert traces.nothing_is_left()

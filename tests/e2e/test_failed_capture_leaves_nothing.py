@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
-from pathlib import Path
 
 import pytest
 
@@ -45,53 +42,6 @@ SAID = {
     "breaks in the middle": ("capturing rank 0 ended with exit code 1", "the second graph broke"),
     "does not repeat itself": ("(add_residual) of graph ('decode', ", "parameter 3 byte "),
 }
-
-
-class Traces:
-    """What a command could leave: processes that carry a mark, files of its temporary folder, shared memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._mark = uuid.uuid4().hex
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
-        self.env = {"TMPDIR": str(self.temporary), "FOUNDRYD_TEST_MARK": self._mark}
-        self._shared = set(os.listdir("/dev/shm"))
-
-    def processes(self) -> list[str]:
-        """Command lines of living processes that carry the mark."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text().replace("\0", " "))
-            except OSError:  # it ended, or it is not ours
-                continue
-        return found
-
-    def shared(self) -> set[str]:
-        """Shared memory that was not there before and that no process has mapped: others on this machine use theirs."""
-        new = set(os.listdir("/dev/shm")) - self._shared
-        mapped = ""
-        for entry in Path("/proc").iterdir() if new else ():
-            try:
-                mapped += (entry / "maps").read_text() if entry.name.isdigit() else ""
-            except OSError:
-                continue
-        return {name for name in new if f"/dev/shm/{name}" not in mapped}
-
-    def nothing_is_left(self) -> bool:
-        end = time.monotonic() + 10
-        while self.processes() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert self.processes() == []
-        assert list(self.temporary.iterdir()) == []
-        assert self.shared() == set()
-        return True
-
-
-@pytest.fixture
-def traces(tmp_path_factory):
-    return Traces(tmp_path_factory.mktemp("t"))
 
 
 def engine(e2e, what, config):
@@ -155,7 +105,7 @@ def test_a_capture_that_is_told_to_stop(e2e, traces, tmp_path, how):
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 30
-        while not any("sleep 600" in line for line in traces.processes()):
+        while not any("sleep 600" in line for line in traces.processes().values()):
             assert time.monotonic() < end
             time.sleep(0.02)
         process.send_signal(how)
@@ -164,4 +114,26 @@ def test_a_capture_that_is_told_to_stop(e2e, traces, tmp_path, how):
         process.kill()
         process.wait()
     assert list(tmp_path.iterdir()) == []
+    assert traces.nothing_is_left()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_told_to_stop_while_ranks_restore(e2e, traces, how):
+    command = [sys.executable, "-P", "-m", "foundryd.cli", "demo", "--driver", "soft", "--ranks", "2", "--layers", "1"]
+    env = e2e.changed(e2e.clean_environment(), traces.env)
+    process = subprocess.Popen([*command, "--batch-sizes", "1"], env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (line := process.stderr.readline()).startswith("restoring and decoding"):
+            assert line, "the demo ended before it was told to stop"
+        end = time.monotonic() + 30
+        while sum("foundryd.demo.worker" in line for line in traces.processes().values()) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert any("foundryd.daemon" in line for line in traces.processes().values())
+        process.send_signal(how)
+        process.communicate(timeout=30)
+        assert process.returncode != 0
+    finally:
+        process.kill()
+        process.wait()
     assert traces.nothing_is_left()

@@ -29,7 +29,6 @@ def check_refused_together(e2e, config, ranks, *words):
     assert all(r.result["counters"]["communication"]["captures"] == 0 for r in ranks)
 
 
-@pytest.mark.slow
 def test_archives_of_two_engines(e2e, worlds, pair, other_dispatch):
     change = e2e.Change(env={"FOUNDRYD_ARCHIVE": str(other_dispatch.path)})
     ranks = worlds.run(pair.config, pair.env(), changes={1: change})

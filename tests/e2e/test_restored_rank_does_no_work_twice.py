@@ -33,7 +33,6 @@ def groups_in(archive):
         return len(np.unique(ops["group"])), len(variant.members)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", ["solo", "pair"])
 def test_no_warm_up_no_capture_and_each_collective_once(counted, world, request):
     captured = request.getfixturevalue(world)

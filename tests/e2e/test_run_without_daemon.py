@@ -7,8 +7,6 @@ import json
 import shutil
 import sys
 
-import pytest
-
 # An engine's launcher: it starts its ranks itself, with the environment it was given.
 LAUNCHER = """
 import json, os, sys
@@ -54,7 +52,6 @@ def test_the_captured_ranks_are_those_of_the_variant(solo, pair):
     assert pair.figures["heldout_ranks"] == []
 
 
-@pytest.mark.slow
 def test_requested_ranks_are_captured_and_the_world_s_edges(e2e, tmp_path):
     config = e2e.config_of("ep=8", batch_sizes=(2,))
     captured = e2e.capture_archive(tmp_path / "eight.foundry", config, "--sample", "0,3,5")
