@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,48 @@ def observe(seed: str) -> dict[str, object]:
 def test_rows_are_as_expected_whatever_the_seed() -> None:
     """No row depends on what differs between processes: addresses, the order of nodes, padding."""
     assert observe("1") == observe("2")
+
+
+ROWS_THAT_END = """
+import os, signal
+from bench import GRANULE, Bench, cu, ok, row
+
+@row("odd.first")
+def first(x: Bench): return os.getpid()
+
+@row("odd.crash")
+def crash(x: Bench): os.kill(os.getpid(), signal.SIGSEGV)
+
+@row("odd.raises")
+def raises(x: Bench):
+    with x.reserved(GRANULE, 0x610000000000): raise KeyError("midway")
+
+@row("odd.same_place")
+def same_place(x: Bench):
+    with x.reserved(GRANULE, 0x610000000000) as base: return base
+
+@row("odd.in_its_tidying")
+def in_its_tidying(x: Bench): x.later.callback(os._exit, 3)
+
+@row("odd.last")
+def last(x: Bench): return os.getpid()
+"""
+
+
+def test_a_row_that_ends_its_process_costs_itself(tmp_path: Path) -> None:
+    for name in ("run.py", "bench.py"):
+        shutil.copy(HERE / name, tmp_path)
+    (tmp_path / "rows_odd.py").write_text(ROWS_THAT_END)
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(_native.soft_folder()))
+    command = [sys.executable, "-P", str(tmp_path / "run.py"), "--json", str(tmp_path / "out.json")]
+    subprocess.run(command, env=environment, capture_output=True, timeout=100, check=True)
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert rows["odd.crash"] == {"failed": "the process ended here (exit -11)"}
+    assert rows["odd.raises"] == {"failed": "KeyError: 'midway'"}
+    assert rows["odd.same_place"] == 0x6100_0000_0000
+    assert rows["odd.in_its_tidying"] == {"failed": "the process ended here (exit 3)"}
+    assert isinstance(rows["odd.last"], int)
+    assert rows["odd.last"] != rows["odd.first"]
 
 
 def test_page_shows_the_table() -> None:

@@ -96,7 +96,7 @@ def test_functions_of_two_instances_of_an_image_are_kept_apart(hooked: Any) -> N
 
 
 def test_a_kernel_passed_as_a_function_is_found_in_its_library(hooked: Any) -> None:
-    """As the CUDA runtime does: no function is made of the kernel before it is launched."""
+    """As the CUDA runtime does: no function is made of the kernel before it is launched.  Only launches take it."""
     found = hooked.graphs(
         """
         start()
@@ -110,14 +110,15 @@ def test_a_kernel_passed_as_a_function_is_found_in_its_library(hooked: Any) -> N
             launch(cu.CUfunction(int(enumerated["count"])), s, u64(out))
             launch(library.function("mad"), s, u64(out, 2, 1))
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        ok(cu.cuFuncSetAttribute(cu.CUfunction(int(library.kernel("mad"))), limit, 512))
+        ok(cu.cuKernelSetAttribute(limit, 512, library.kernel("mad"), 0))
+        refused = cu.cuFuncSetAttribute(cu.CUfunction(int(library.kernel("mad"))), limit, 1024)[0].name
         read = hook.read_graph(int(capture(body)))
         functions, fields, settings, names = hook.functions()
         answer([read.nodes["function"].tolist(), names, functions[["module", "param_count"]].tolist(),
-                settings.tolist()])
+                settings.tolist(), refused])
         """
     )
-    assert found == [[0, 1, 0], ["mad", "count"], [[1, 3], [1, 1]], [[8, 512]]]
+    assert found == [[0, 1, 0], ["mad", "count"], [[1, 3], [1, 1]], [[8, 512]], "CUDA_ERROR_INVALID_HANDLE"]
 
 
 def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
