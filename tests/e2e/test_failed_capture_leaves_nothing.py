@@ -97,12 +97,19 @@ def test_a_request_that_cannot_be(foundryd, traces, tmp_path, options, what):
     assert traces.nothing_is_left()
 
 
+def listen_to_interrupts():
+    """In the child: what a shell runs in the background inherits an ignored SIGINT, what a person runs does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_capture_that_is_told_to_stop(e2e, traces, tmp_path, how):
     command = [sys.executable, "-P", "-m", "foundryd.cli", "capture", "-o", str(tmp_path / "out.foundry")]
     command += ["--variant", "ep=2", "--driver", "soft", "--", *engine(e2e, "hangs", e2e.config_of("ep=2"))]
     env = e2e.changed(e2e.clean_environment(), traces.env)
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=listen_to_interrupts
+    )
     try:
         end = time.monotonic() + 30
         while not any("sleep 600" in line for line in traces.processes().values()):
@@ -121,7 +128,9 @@ def test_a_capture_that_is_told_to_stop(e2e, traces, tmp_path, how):
 def test_a_demo_that_is_told_to_stop_while_ranks_restore(e2e, traces, how):
     command = [sys.executable, "-P", "-m", "foundryd.cli", "demo", "--driver", "soft", "--ranks", "2", "--layers", "1"]
     env = e2e.changed(e2e.clean_environment(), traces.env)
-    process = subprocess.Popen([*command, "--batch-sizes", "1"], env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--batch-sizes", "1"], env=env, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
+    )
     try:
         while not (line := process.stderr.readline()).startswith("restoring and decoding"):
             assert line, "the demo ended before it was told to stop"
