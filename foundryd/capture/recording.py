@@ -7,7 +7,6 @@ reference rank's recording and the rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -342,8 +341,3 @@ def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
             None if m.by_rank is None else [None if d < 0 else m.digests[d] for d in m.by_rank] for m in variant.modules
         ],
     )
-
-
-def load_all(paths: Sequence[Path]) -> list[Recording]:
-    """Reads several recordings."""
-    return [load(p) for p in paths]
