@@ -18,14 +18,14 @@ from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.noise import noise_candidates
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
-from foundryd.session.native import NativeGraph
+from foundryd.session.native import CapturedGraph
 
 
 def prove(
     hook: _hook.Hook,
     ours: Recording,
     references: Sequence[Recording],
-    natives: Sequence[NativeGraph],
+    natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
 ) -> dict[str, Any]:
     """What the control run proves: ``proven_dead`` [[address, bytes]], ``proven_noise`` [[block, offset, width]].
@@ -50,7 +50,7 @@ def prove(
     return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": noise}
 
 
-def _replay(native: NativeGraph, stream: Any) -> Callable[[], None]:
+def _replay(native: CapturedGraph, stream: Any) -> Callable[[], None]:
     def run() -> None:
         native.replay(int(stream))
         call("cuStreamSynchronize", stream)

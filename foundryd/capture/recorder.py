@@ -15,7 +15,7 @@ from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
 from foundryd.session.materialize import communicators
-from foundryd.session.native import NativeGraph
+from foundryd.session.native import CapturedGraph
 from foundryd.settings import Settings
 
 # Arenas whose bytes restore must bring: the others are filled by the engine.
@@ -29,22 +29,25 @@ class Recorder:
         self._hook = hook
         self._settings = settings
         self._identity = identity
-        self._captured: list[tuple[Any, Any, NativeGraph]] = []
+        self._captured: list[tuple[Any, Any, CapturedGraph]] = []
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
     @property
-    def natives(self) -> list[NativeGraph]:
+    def natives(self) -> list[CapturedGraph]:
         """The process's own graphs, in the order of the recording's."""
         return [native for _, _, native in self._captured]
 
-    def add(self, key: Any, native: NativeGraph) -> None:
+    def add(self, key: Any, native: CapturedGraph) -> None:
         """Reads a captured graph; raises ``UnsupportedNode`` if it has a node that cannot be restored exactly."""
         if any(key == known for known, _, _ in self._captured):
             raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
 
-    def recording(self) -> Recording:
-        """The recording as things are now; call when every graph is captured and no work is in flight."""
+    def recording(self, engine: dict[str, Any] | None = None) -> Recording:
+        """The recording as things are now; call when every graph is captured and no work is in flight.
+
+        ``engine`` is what the engine's adapter wants to find again when it restores.
+        """
         hook = self._hook
         mesh = Mesh.parse(self._settings.variant)
         report = hook.report()
@@ -90,6 +93,7 @@ class Recorder:
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
             contents=self._contents(),
+            engine=engine or {},
             notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
         )
 

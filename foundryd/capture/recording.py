@@ -70,6 +70,7 @@ class Recording:
     communicators: list[ix.Communicator]
     comm_ops: np.ndarray  # comm_op_dtype, `group` as the nodes number it
     contents: list[ContentRecord]
+    engine: dict[str, Any] = field(default_factory=dict)  # what the engine's adapter compares when it restores
     notes: dict[str, Any] = field(default_factory=dict)
 
     def blocks(self) -> list[np.ndarray]:
@@ -138,6 +139,8 @@ class Recording:
         """What ranks of one class have in common, by name of the part; compared with ``==``."""
         return {
             "graphs": [g.key for g in self.graphs],
+            "outputs": [encode_outputs(g.outputs) for g in self.graphs],
+            "engine": self.engine,
             "templates": [template_key(g) for g in self.graphs],
             "functions": self.functions,
             "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
@@ -228,6 +231,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         rules=writer.put("rules", ranked.rules),
         tables=writer.put("tables", ranked.tables),
         relocations=writer.put("relocations", recording.relocations),
+        engine=recording.engine,
     )
 
 
@@ -325,6 +329,7 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
         communicators=variant.communicators,
         comm_ops=array(variant.comm_ops, _hook.comm_op_dtype),
         contents=contents,
+        engine=dict(variant.engine),
         notes=notes,
     )
 

@@ -4,27 +4,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from foundryd._native import _hook
+from foundryd.archive.identity import Provider
 from foundryd.errors import CaptureError, FoundrydError, HookMissing, UsageError
 from foundryd.session.identity import machine_identity
-from foundryd.session.native import NativeGraph, capture_native
+from foundryd.session.native import CapturedGraph, ReplayableGraph, capture_native
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
 from foundryd.settings import Mode, Settings, settings
 
 log = logging.getLogger("foundryd")
-
-
-class ReplayableGraph(Protocol):
-    """What ``capture_or_restore`` returns, however the graph came about."""
-
-    def replay(self, stream: int) -> None:
-        """Launches the graph on ``stream`` (a driver handle); does not wait."""
 
 
 class GraphSet:
@@ -37,21 +31,22 @@ class GraphSet:
     fallback : why an engine that should have restored captures natively instead, or None.
     """
 
-    def __init__(self, config: Settings, *, store: Store | None = None) -> None:
+    def __init__(self, config: Settings, *, store: Store | None = None, providers: Sequence[Provider] = ()) -> None:
         self.mode = config.mode
         self.fallback: FoundrydError | None = None
         self._settings = config
         self._store = store
+        self._providers = tuple(providers)
         self._session: Session | None = None
         self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
         self._recorder: Any = None
-        self._natives: list[NativeGraph] = []
+        self._natives: list[CapturedGraph] = []
         self._finished = False
         if self.mode is Mode.CAPTURE:
             self._start_recording()
         elif self.mode is Mode.RESTORE:
             try:
-                self._session = attach(config)
+                self._session = attach(config, self._providers)
             except FoundrydError as error:
                 self._fall_back(error)
 
@@ -85,21 +80,41 @@ class GraphSet:
         """
         if self._finished:
             raise UsageError(f"the graph {key!r} was asked for after finish(): ask for every graph before")
-        if self._session is not None and not self._session.restored:
-            try:
-                self._session.restore(self._store)
-            except FoundrydError as error:
-                self._session.close()
-                self._session = None
-                self._fall_back(error)
+        self._prepare()
         if self._session is not None:
             graph = self._session.graph(key)
             return graph, graph.outputs
         native = capture_native(fn, stream)
+        self._keep(key, native)
+        return native, native.outputs
+
+    def _prepare(self) -> None:
+        """Restores everything at the first call, if there is something to restore from."""
+        if self._session is None or self._session.restored:
+            return
+        try:
+            self._check_engine(self._session.engine)
+            self._session.restore(self._store)
+        except FoundrydError as error:
+            self._session.close()
+            self._session = None
+            self._fall_back(error)
+
+    def _keep(self, key: Any, native: CapturedGraph) -> None:
+        """Takes in a graph that this process captured."""
         self._natives.append(native)
         if self._recorder is not None:
             self._recorder.add(key, native)
-        return native, native.outputs
+
+    def _check_engine(self, recorded: Mapping[str, Any]) -> None:
+        """Raises ``LayoutDiverged`` unless the engine is as ``_describe_engine`` described it when it was captured."""
+
+    def _describe_outputs(self) -> None:
+        """Brings the ``outputs`` of every captured graph into the form that an archive holds."""
+
+    def _describe_engine(self) -> dict[str, Any]:
+        """What an adapter wants to find again when it restores: scalars, lists and dicts."""
+        return {}
 
     def finish(self) -> None:
         """Ends the loop: writes the recording when capturing."""
@@ -139,7 +154,8 @@ class GraphSet:
             raise CaptureError(
                 "FOUNDRYD_MODE is capture, but FOUNDRYD_RECORDING is unset: start the engine with foundryd capture"
             )
-        self._recorder = Recorder(self._hook, self._settings, machine_identity().fields)
+        here = machine_identity(self._providers, local_rank=self._settings.local_rank)
+        self._recorder = Recorder(self._hook, self._settings, here.fields)
 
     def _write_recording(self) -> None:
         from foundryd.capture.control import prove
@@ -147,7 +163,11 @@ class GraphSet:
 
         assert self._hook is not None
         assert self._settings.recording is not None
-        recording = self._recorder.recording()
+        recording = self._recorder.recording(self._describe_engine())
+        # After the memory was read: an adapter may have to replay graphs to describe them.
+        self._describe_outputs()
+        for graph, native in zip(recording.graphs, self._natives, strict=True):
+            graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
             recording.notes.update(

@@ -5,12 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 
 from foundryd.session.arena import arena
 from foundryd.session.driver import call
+
+
+class ReplayableGraph(Protocol):
+    """What ``capture_or_restore`` returns, however the graph came about."""
+
+    def replay(self, stream: int) -> None:
+        """Launches the graph on ``stream`` (a driver handle); does not wait."""
+
+
+class CapturedGraph(ReplayableGraph, Protocol):
+    """A graph that this process captured: ``graph`` is the driver's handle, ``outputs`` what an archive can hold."""
+
+    graph: Any
+    outputs: Any
+    instantiate_flags: int
+
+    def close(self) -> None:
+        """Destroys executable and graph."""
 
 
 @dataclass
