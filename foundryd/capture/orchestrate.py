@@ -17,7 +17,7 @@ from pathlib import Path
 from foundryd import _native
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
-from foundryd.capture.merge import Merge, merge, write_archive
+from foundryd.capture.merge import Merge, merge, same_structure, write_archive
 from foundryd.capture.recording import Recording, load
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
@@ -114,13 +114,27 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequen
     for rank in sample(mesh, requested).ranks:
         runs.run(rank)
     while True:
-        split = split_classes(mesh, {r: recording.structure_key() for r, recording in runs.recordings.items()})
+        keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
+        if len(set(keys.values())) > 1 and runs.again():
+            continue
+        split = split_classes(mesh, keys)
         if not split.capture:
             if len(split.classes) > 1:
-                runs.progress(f"{len(split.classes)} rank classes: ranks with templates of their own")
+                runs.progress(f"{len(split.classes)} rank classes: {_why(runs.recordings)}")
             return split.classes
         for rank in split.capture:
             runs.run(rank)
+
+
+def _why(recordings: Mapping[int, Recording]) -> str:
+    """What the first two ranks that differ differ in."""
+    first, *others = (recordings[r] for r in sorted(recordings))
+    for other in others:
+        try:
+            same_structure(first, other, CaptureError)
+        except CaptureError as difference:
+            return str(difference)
+    return "ranks with templates of their own"
 
 
 def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
@@ -150,12 +164,25 @@ class _Runs:
         self.progress = progress
         self.recordings: dict[int, Recording] = {}
         self.times: list[float] = []
+        self._warm = False
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
         if rank not in self.recordings:
             self.recordings[rank] = self._capture(f"rank {rank}", rank, self._path(rank), ())
         return self.recordings[rank]
+
+    def again(self) -> bool:
+        """Captures the rank that came first once more; answers whether that was left to do.
+
+        The first launch fills the caches of compilers and tuners, and what it allocates for that, the others do not.
+        """
+        if self._warm or not self.recordings:
+            return False
+        self._warm = True
+        first = next(iter(self.recordings))
+        self.recordings[first] = self._capture(f"rank {first}, with warm caches", first, self._path(first), ())
+        return True
 
     def control(self, rank: int, others: Sequence[int]) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
