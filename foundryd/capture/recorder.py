@@ -10,6 +10,7 @@ import numpy as np
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
+from foundryd.capture.device import MemoryKernels, chunks_of
 from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
@@ -77,6 +78,7 @@ class Recorder:
         self.module_ids = list(modules.numbers)
         images, symbol_ranges = self._modules(modules)
         symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
+        allocations = self._allocations()
         return Recording(
             variant=str(mesh),
             world=mesh.world,
@@ -84,7 +86,7 @@ class Recorder:
             identity=self._identity,
             arena_base=report.arena_base,
             arena_stride=report.arena_stride,
-            allocations=self._allocations(),
+            allocations=allocations,
             graphs=graphs,
             functions=described,
             modules=images,
@@ -92,7 +94,7 @@ class Recorder:
             relocations=relocations,
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
-            contents=self._contents(),
+            contents=self._contents(allocations),
             engine=engine or {},
             notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
         )
@@ -201,13 +203,34 @@ class Recorder:
             parts.append(rows)
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
-    def _contents(self) -> list[ContentRecord]:
-        """Every live allocation of the content arenas that is not all zero."""
+    def _contents(self, allocations: np.ndarray) -> list[ContentRecord]:
+        """Every live one of ``allocations`` in the content arenas that is not all zero.
+
+        Looking allocates, so they were listed before.
+        """
+        rows = allocations[np.isin(allocations["arena"], _CONTENT_ARENAS) & (allocations["live"] == 1)]
+        on_device = rows[rows["arena"] != ARENAS.index("host")]
+        zero = _all_zero([(int(r["address"]), int(r["bytes"])) for r in on_device])
         out = []
-        for allocation in self._allocations():
-            if allocation["arena"] in _CONTENT_ARENAS and allocation["live"]:
-                address, size = int(allocation["address"]), int(allocation["bytes"])
+        for row in rows:
+            address, size = int(row["address"]), int(row["bytes"])
+            if address not in zero:
                 data = self._hook.download(address, size)
                 if data.any():
-                    out.append(ContentRecord(address, int(allocation["arena"]), int(allocation["ordinal"]), data))
+                    out.append(ContentRecord(address, int(row["arena"]), int(row["ordinal"]), data))
         return out
+
+
+def _all_zero(ranges: list[tuple[int, int]]) -> set[int]:
+    """Addresses of those ranges of device memory that hold only zeros."""
+    if not ranges:
+        return set()
+    with MemoryKernels() as kernels:
+        chunks = chunks_of(ranges)
+        kernels.watch(chunks)
+        survey = kernels.survey()
+    filled = chunks["address"][survey.mixed | (survey.first != 0)]
+    starts = np.array([address for address, _ in ranges], np.uint64)
+    order = np.argsort(starts)
+    owners = starts[order][np.searchsorted(starts[order], filled, side="right") - 1]
+    return set(starts.tolist()) - set(owners.tolist())

@@ -116,11 +116,18 @@ class GraphSet:
         """What an adapter wants to find again when it restores: scalars, lists and dicts."""
         return {}
 
-    def finish(self) -> None:
-        """Ends the loop: writes the recording when capturing."""
+    def finish(self, vary: Callable[[int], None] | None = None) -> None:
+        """Ends the loop: writes the recording when capturing.
+
+        ``vary(seed)`` puts the engine's inputs and KV cache into another valid state, with the same content for the
+        same seed, as if it had served requests: more than one cached position, other tokens.  It allocates nothing, and
+        what it starts may still run when it returns.  Only a control run calls it, between proofs, and leaves the
+        engine in the last of these states.  Without it the proofs hold for memory as it is now, and a value that
+        matters only later (a scale of attention while one position is cached) can pass for noise.
+        """
         self._finished = True
         if self._recorder is not None:
-            self._write_recording()
+            self._write_recording(vary)
 
     def close(self) -> None:
         """Destroys the graphs and gives the lease back; call before communicators are destroyed."""
@@ -157,7 +164,7 @@ class GraphSet:
         here = machine_identity(self._providers, local_rank=self._settings.local_rank)
         self._recorder = Recorder(self._hook, self._settings, here.fields)
 
-    def _write_recording(self) -> None:
+    def _write_recording(self, vary: Callable[[int], None] | None) -> None:
         from foundryd.capture.control import prove
         from foundryd.capture.recording import load, save
 
@@ -171,6 +178,6 @@ class GraphSet:
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
             recording.notes.update(
-                prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids)
+                prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids, vary)
             )
         save(recording, self._settings.recording)
