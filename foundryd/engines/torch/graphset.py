@@ -157,7 +157,7 @@ class GraphSet(graphset.GraphSet):
             generators=generators,
         )
 
-    def _write_recording(self) -> None:
+    def _write_recording(self, vary: Callable[[int], None] | None) -> None:
         if self._hook is not None:
             report = self._hook.report()
             self._bound.require_in_arenas(report.arena_base, report.arena_stride)
@@ -165,7 +165,7 @@ class GraphSet(graphset.GraphSet):
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        super()._write_recording()
+        super()._write_recording(vary)
 
     def _describe_outputs(self) -> None:
         for native in self._natives:
