@@ -19,6 +19,7 @@ from typing import Any
 
 PROGRAMS = Path(__file__).with_name("programs")
 FOUNDRYD = (sys.executable, "-P", "-m", "foundryd.cli")
+DRIVER = "cuda"
 
 Report = dict[str, Any]
 
@@ -67,25 +68,35 @@ def free_port() -> int:
 
 def foundryd(*arguments: str, timeout: float = 120.0, log: Path | None = None) -> str:
     """Runs a command of foundryd; what it printed.  ``log`` gets what it said besides."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [*FOUNDRYD, *arguments],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
     )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # Interrupted, it ends the engine that it started; killed, it could not.
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        err = f"it took more than {timeout:g} s: {err}"
     if log is not None:
-        log.write_text(done.stderr)
-    if done.returncode != 0:
-        raise RunFailed(f"foundryd {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[-3000:]}")
-    return done.stdout
+        log.write_text(err)
+    if process.returncode != 0:
+        raise RunFailed(f"foundryd {arguments[0]} ended with {process.returncode}: {err.strip()[-3000:]}")
+    return out
 
 
 def capture(program: Program, variant: str, world: int, archive: Path, *, timeout: float = 1800.0) -> Report:
     """Captures a program for a world of ``world`` ranks on one GPU; the command's figures."""
-    options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", "cuda", "--json"]
+    options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", DRIVER, "--json"]
     out = foundryd("capture", *options, "--", *program.command, timeout=timeout, log=archive.with_suffix(".log"))
     report: Report = json.loads(out.splitlines()[-1])
     return report
@@ -108,7 +119,7 @@ def restore(
 ) -> list[Report]:
     """Runs a program's ranks, each on a GPU of its own, with what the daemon of ``runtime`` serves; their reports."""
     options = ["--archive", archive.stem, "--group", f"{archive.stem}-{time.monotonic_ns()}", "--variant", variant]
-    command = [*FOUNDRYD, "run", *options, "--driver", "cuda", "--", *program.command]
+    command = [*FOUNDRYD, "run", *options, "--driver", DRIVER, "--", *program.command]
     return run_ranks(command, world, {"FOUNDRYD_RUNTIME_DIR": str(runtime)}, timeout=timeout)
 
 

@@ -15,6 +15,8 @@ torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed; it is no dependency of foundryd nor of its tests"
 )
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 CHECK = Path(__file__).with_name("programs") / "shard_check.py"
 
 

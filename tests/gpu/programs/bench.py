@@ -197,7 +197,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=("native", "engine"))
     add_arguments(parser)
-    parser.set_defaults(size="qwen3-8b", layers=36, batch_sizes=batch_sizes("1-64"))
+    # A short cache: proofs of a capture save and compare all of it many times.
+    parser.set_defaults(size="qwen3-8b", layers=36, batch_sizes=batch_sizes("1-64"), max_seq=128)
     parser.add_argument("--floor-repeats", type=int, default=3)
     parser.add_argument(
         "--compare", type=batch_sizes, default=(1, 8, 32, 64), help="batch sizes whose replays to compare"
