@@ -144,9 +144,9 @@ def run_ranks(command: Sequence[str], world: int, environment: dict[str, str], *
             for r in range(world)
         ]
         end = time.monotonic() + timeout
-        while any(rank.running() for rank in ranks):
+        # All are asked each time: a failed one must be seen while others run.
+        while late := [r for r, rank in enumerate(ranks) if rank.running()]:
             if time.monotonic() > end:
-                late = [r for r, rank in enumerate(ranks) if rank.running()]
                 raise RunFailed(f"ranks {late} did not end in {timeout:g} s: {ranks[late[0]].tail()}")
             time.sleep(0.02)
         return [rank.report() for rank in ranks]

@@ -64,10 +64,10 @@ def bench_rows(name: str, natives: Sequence[Report], restored: Sequence[Report],
     """Times are milliseconds, of the slowest rank."""
 
     def steps(report: Report, step: str) -> float:
-        return sum(times[step] for times in report["native"].values())
+        return float(sum(times[step] for times in report["native"].values()))
 
     def floor(report: Report) -> float:
-        return sum(cost["build_ms"] + cost["instantiate_ms"] for cost in report["floor"].values())
+        return float(sum(cost["build_ms"] + cost["instantiate_ms"] for cost in report["floor"].values()))
 
     wrong = matrix.not_restored(restored)
     rows: Rows = [
