@@ -10,6 +10,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from foundryd._native import _hook
+from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.proofs import prove_dead, prove_noise
 from foundryd.capture.recording import Recording
 from foundryd.capture.snapshots import Memory
@@ -31,10 +32,12 @@ def prove(
     natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
     vary: Callable[[int], None] | None = None,
+    journal: Journal = FORGETFUL,
 ) -> dict[str, Any]:
     """What the control run proves: ``proven_dead`` [[address, bytes]], ``proven_noise`` [[block, offset, width]].
 
     Every proof is made from memory as it is, and again from each state that ``vary`` makes (see ``GraphSet.finish``).
+    Trials that ``journal`` knows to be fatal are not made.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -48,11 +51,12 @@ def prove(
         with Memory(hook) as memory, _Suspects(hook, module_ids, ours, references, stream) as words:
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
             for seed in (None, *(range(_VARIED) if vary is not None else ())):
+                journal.enter_state(seed)
                 if vary is not None and seed is not None:
                     vary(seed)
                     call("cuCtxSynchronize")
-                dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead)
-                words.prove(memory)
+                dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
+                words.prove(memory, journal)
             sizes = dict(memory.ranges)
             return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": words.proven()}
     finally:
@@ -61,7 +65,7 @@ def prove(
 
 def _replay(native: CapturedGraph, stream: Any) -> Callable[[], None]:
     def run() -> None:
-        native.replay(int(stream))
+        native.rehearse(int(stream))
         call("cuStreamSynchronize", stream)
 
     return run
@@ -101,13 +105,13 @@ class _Suspects:
                 self._small.close()
                 raise
 
-    def prove(self, memory: Memory) -> None:
+    def prove(self, memory: Memory, journal: Journal) -> None:
         """Keeps the words that are noise with memory as it is."""
         kept = []
         for block in np.unique(self._words["block"]).tolist():
             graph, other = self._ours.graphs[block], self._same.graphs[block].params
             mine = self._words[self._words["block"] == block]
-            found = prove_noise(memory, graph, mine, other, self._replay_with(block), self._generator)
+            found = prove_noise(memory, graph, mine, other, self._replay_with(block), self._generator, journal)
             kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
         if kept:
             self._words = np.concatenate(kept)

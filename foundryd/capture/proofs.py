@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from foundryd.capture.canonical import Graph
+from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.snapshots import Bytes, Memory, Mutation
 
 # Gentle ones first: an index or a pointer among the bytes stays one of those that were there, or is off by one.  Only
@@ -25,20 +27,23 @@ from foundryd.capture.snapshots import Bytes, Memory, Mutation
 _MUTATIONS = (Mutation(shift=True), Mutation(flip=True), Mutation(fill=0x5A), Mutation(fill=0x2D))
 
 
-def prove_dead(memory: Memory, replays: Sequence[Callable[[], None]], candidates: set[int]) -> set[int]:
+def prove_dead(
+    memory: Memory, replays: Sequence[Callable[[], None]], candidates: set[int], journal: Journal = FORGETFUL
+) -> set[int]:
     """Those of ``candidates`` (addresses of ranges) whose prior bytes no replay depends on.
 
-    ``replays`` run one graph each and wait for it.  A range that seems to hold addresses of memory is not tried.  What
-    is found holds for memory as it is now, and memory is left like that.
+    ``replays`` run one graph each, the same way each time, and wait for it.  A range that seems to hold addresses of
+    memory is not tried.  What is found holds for memory as it is now, and memory is left like that.
     """
     memory.begin(replays)
     suspects = memory.movable(candidates)
-    for mutation in _MUTATIONS:
-        for replay in replays:
+    for how, mutation in enumerate(_MUTATIONS):
+        for graph, replay in enumerate(replays):
             if suspects:
                 memory.restore()
                 replay()
-                suspects = _Trial(memory, replay, mutation).survivors(memory.note_plain(suspects))
+                trial = _Trial(memory, replay, mutation, journal, ("dead", how, graph))
+                suspects = trial.survivors(memory.note_plain(suspects))
     memory.restore()
     return suspects
 
@@ -50,6 +55,8 @@ class _Trial:
     memory: Memory
     replay: Callable[[], None]
     mutation: Mutation
+    journal: Journal
+    key: tuple[Any, ...]
 
     def survivors(self, suspects: set[int]) -> set[int]:
         """Halves the suspects until every group either leaves the replay alone or is a single live range."""
@@ -64,10 +71,13 @@ class _Trial:
         return kept if self._unmoved(kept) else set()
 
     def _unmoved(self, mutated: set[int]) -> bool:
-        self.memory.restore()
-        self.memory.mutate(mutated, self.mutation)
-        self.replay()
-        return self.memory.unmoved(mutated, self.mutation)
+        def trial() -> bool:
+            self.memory.restore()
+            self.memory.mutate(mutated, self.mutation)
+            self.replay()
+            return self.memory.unmoved(mutated, self.mutation)
+
+        return self.journal.attempt((*self.key, sorted(mutated)), trial)
 
 
 def prove_noise(
@@ -77,6 +87,7 @@ def prove_noise(
     other: Bytes,
     replay_with: Callable[[np.ndarray], None],
     generator: np.random.Generator,
+    journal: Journal = FORGETFUL,
 ) -> list[tuple[int, int]]:
     """Those of ``words`` that outputs do not depend on, as (offset, width); ``words`` are rows of ``noise_dtype``.
 
@@ -92,26 +103,31 @@ def prove_noise(
     plain()
     memory.note_plain(set())
 
-    def harmless(rows: np.ndarray, values: Bytes) -> bool:
-        params = graph.params.copy()
-        for row in rows:
-            at, width = int(row["offset"]) - graph.param_start(), int(row["width"])
-            params[at : at + width] = values[at : at + width]
-        memory.restore()
-        replay_with(params)
-        return memory.unmoved(set(), None)
+    def harmless(how: str, rows: np.ndarray, values: Bytes) -> bool:
+        def trial() -> bool:
+            params = graph.params.copy()
+            for row in rows:
+                at, width = int(row["offset"]) - graph.param_start(), int(row["width"])
+                params[at : at + width] = values[at : at + width]
+            memory.restore()
+            replay_with(params)
+            return memory.unmoved(set(), None)
 
-    def survivors(rows: np.ndarray, values: Bytes) -> np.ndarray:
-        if not len(rows) or harmless(rows, values):
+        # All of a graph's words have one name: which they are differs a little from launch to launch.
+        which = [] if len(rows) == len(words) else rows["offset"].tolist()
+        return journal.attempt(("noise", repr(graph.key), how, which), trial)
+
+    def survivors(how: str, rows: np.ndarray, values: Bytes) -> np.ndarray:
+        if not len(rows) or harmless(how, rows, values):
             return rows
-        return rows[[harmless(rows[i : i + 1], values) for i in range(len(rows))]]
+        return rows[[harmless(how, rows[i : i + 1], values) for i in range(len(rows))]]
 
     # Gently first: the value that the engine itself gave the word the other time, or a flipped bit where both are alike
     # (a size beside a struct's padding, say).  Only what that does not disturb is overwritten with bits that would send
     # an index or a pointer astray.
     gentle = other.copy()
     gentle[words["offset"][words["differs"] == 0] - graph.param_start()] ^= 1
-    words = survivors(words, gentle)
-    words = survivors(words, graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8))
+    words = survivors("gently", words, gentle)
+    words = survivors("at random", words, graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8))
     memory.restore()
     return [(int(w["offset"]), int(w["width"])) for w in words]

@@ -110,7 +110,9 @@ def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: In
         values = gather(block, places, np.full_like(places, 8))
         span = np.searchsorted(mapped[0], values, side="right") - 1
         inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-        found.append((places[inside][:, None] + np.arange(8)).ravel())
+        for wide, width in ((values >> np.uint64(32) != 0, 8), (values >> np.uint64(32) == 0, 4)):
+            # Above a low address the half of zeros may as well be a number of its own.
+            found.append((places[inside & wide][:, None] + np.arange(width)).ravel())
     return np.unique(np.concatenate(found))
 
 
@@ -125,8 +127,10 @@ def _runs(positions: Integers, changed: npt.NDArray[np.bool_]) -> list[tuple[int
 
 
 def process_memory() -> Spans:
-    """The ranges of host memory that this process has mapped: where its stale pointers point."""
-    spans = [line.split(maxsplit=1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    """The ranges of host memory that this process can read: where its stale pointers point."""
+    lines = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
+    # What a driver only reserves, it reserves by the terabyte, and small numbers would look like addresses of it.
+    spans = [span.split("-") for span, rights, _ in lines if rights.startswith("r")]
     edges = np.array([[int(low, 16), int(high, 16)] for low, high in spans], dtype=np.uint64).reshape(-1, 2)
     return edges[:, 0].copy(), edges[:, 1].copy()
 

@@ -166,6 +166,7 @@ class GraphSet:
 
     def _write_recording(self, vary: Callable[[int], None] | None) -> None:
         from foundryd.capture.control import prove
+        from foundryd.capture.journal import Journal
         from foundryd.capture.recording import load, save
 
         assert self._hook is not None
@@ -177,7 +178,7 @@ class GraphSet:
             graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            recording.notes.update(
-                prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids, vary)
-            )
+            journal = Journal(self._settings.journal)
+            modules = self._recorder.module_ids
+            recording.notes.update(prove(self._hook, recording, others, self._natives, modules, vary, journal))
         save(recording, self._settings.recording)

@@ -27,6 +27,9 @@ class CapturedGraph(ReplayableGraph, Protocol):
     outputs: Any
     instantiate_flags: int
 
+    def rehearse(self, stream: int) -> None:
+        """Replays on ``stream`` exactly as every other time, random numbers included; does not wait."""
+
     def close(self) -> None:
         """Destroys executable and graph."""
 
@@ -43,6 +46,10 @@ class NativeGraph:
     def replay(self, stream: int) -> None:
         """Launches the graph on ``stream``; does not wait."""
         call("cuGraphLaunch", self.executable, driver.CUstream(stream))
+
+    def rehearse(self, stream: int) -> None:
+        """``replay``: nothing but memory makes two replays differ."""
+        self.replay(stream)
 
     def close(self) -> None:
         """Destroys executable and graph."""

@@ -30,6 +30,7 @@ class TorchCapture:
     ) -> None:
         self._torch_graph: torch.cuda.CUDAGraph | None = graph
         self._registered = registered
+        self._states = [r.generator.get_state() for _, r in registered]
         self.result = result
         self.graph = graph.raw_cuda_graph()
         flags = call("cuGraphExecGetFlags", driver.CUgraphExec(graph.raw_cuda_graph_exec()))
@@ -50,6 +51,15 @@ class TorchCapture:
             return
         with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
             self._torch_graph.replay()
+
+    def rehearse(self, stream: int) -> None:
+        """Replays with every generator as it was when the graph was captured, and puts the generators back."""
+        now = [r.generator.get_state() for _, r in self._registered]
+        for (_, registered), state in zip(self._registered, self._states, strict=True):
+            registered.generator.set_state(state)
+        self.replay(stream)
+        for (_, registered), state in zip(self._registered, now, strict=True):
+            registered.generator.set_state(state)
 
     def close(self) -> None:
         """Destroys executable and graph; the tensors that it returned are not to be used any more."""

@@ -17,12 +17,15 @@ from foundryd.errors import ArchiveFormatError, CaptureError
 
 def encode(outputs: Any) -> dict[str, Any]:
     """Describes nested outputs; raises ``CaptureError`` for a leaf that cannot be made again."""
-    leaves, structure = pytree.tree_flatten(outputs)
+    leaves, structure = pytree.tree_flatten(outputs, is_leaf=_named_result)
     storages: dict[int, int] = {}
     described: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             described.append(_encode_tensor(leaf, storages))
+        elif _named_result(leaf):
+            parts = [_encode_tensor(part, storages) for part in leaf]
+            described.append({"result": type(leaf).__name__, "parts": parts})
         elif leaf is None or isinstance(leaf, bool | int | float | str):
             described.append(leaf)
         else:
@@ -38,6 +41,11 @@ def encode(outputs: Any) -> dict[str, Any]:
             "torch.utils._pytree and a serialized_type_name, or return tuples, lists and dicts"
         ) from error
     return {"tree": text, "leaves": described, "storages": [[a, n] for a, n in storages.items()]}
+
+
+def _named_result(value: Any) -> bool:
+    """Whether this is what an operation with several results returns, as ``torch.max`` does."""
+    return type(value).__module__ == "torch.return_types"
 
 
 def _encode_tensor(tensor: torch.Tensor, storages: dict[int, int]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def decode(described: dict[str, Any], device: torch.device) -> Any:
     try:
         storages = {address: storage_at(address, size, device) for address, size in described["storages"]}
         leaves = [
-            _decode_tensor(leaf, storages, device) if isinstance(leaf, dict) else leaf for leaf in described["leaves"]
+            _decode_leaf(leaf, storages, device) if isinstance(leaf, dict) else leaf for leaf in described["leaves"]
         ]
         return pytree.tree_unflatten(leaves, pytree.treespec_loads(described["tree"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -82,6 +90,14 @@ def storage_at(address: int, size: int, device: torch.device) -> Any:
     if address == 0:
         return torch.UntypedStorage(0, device=device)
     return torch._C._construct_storage_from_data_pointer(address, device, size)
+
+
+def _decode_leaf(leaf: dict[str, Any], storages: dict[int, Any], device: torch.device) -> Any:
+    if "result" in leaf:
+        return getattr(torch.return_types, leaf["result"])(
+            [_decode_tensor(part, storages, device) for part in leaf["parts"]]
+        )
+    return _decode_tensor(leaf, storages, device)
 
 
 def _decode_tensor(leaf: dict[str, Any], storages: dict[int, Any], device: torch.device) -> torch.Tensor:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import foundryd.engines.torch as fdy
 import torch
 import torch.distributed as dist
 from models import Decoder, ModelConfig
 from sharding import Axis
 from torch import Tensor
 
+import foundryd.engines.torch as fdy
 from foundryd.rankpatch.mesh import AXES, Mesh
 from foundryd.settings import Mode, settings
 

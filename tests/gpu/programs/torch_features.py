@@ -17,12 +17,12 @@ from typing import Any
 # Python runs with -P, which leaves a script's own folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
-import foundryd.engines.torch as fdy
 import torch
 import torch.distributed as dist
 from features import CASES, Site
 from torch import Tensor
 
+import foundryd.engines.torch as fdy
 from foundryd.settings import Mode, settings
 
 SEED = 7
