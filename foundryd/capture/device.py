@@ -196,11 +196,15 @@ class MemoryKernels:
         call("cuStreamSynchronize", self._stream)
 
 
+# Left alone: executables are instantiated beside the snapshots, and host memory is not ours alone.
+_DEVICE_SLACK = 1 << 30
+_HOST_SLACK = 4 << 30
+
+
 def free_room() -> tuple[int, int]:
     """Bytes of device and of host memory that snapshots may take now."""
     free, _ = call("cuMemGetInfo")
-    # Executables are instantiated beside the snapshots; host memory is the machine's, not ours.
-    return max(0, int(free) - (1 << 30)), limits.available()[0] // 2
+    return max(0, int(free) - _DEVICE_SLACK), max(0, limits.available()[0] - _HOST_SLACK)
 
 
 class Pool:
