@@ -121,7 +121,8 @@ class MemoryKernels:
             self._out.at_least(4 * 8 * self._count)
 
     def survey(self, low: int = 0, high: int = 0) -> Survey:
-        """Looks at every watched chunk, and for addresses in [``low``, ``high``)."""
+        """Waits for all work of the context, then looks at every watched chunk; pointers are to [``low``, ``high``)."""
+        call("cuCtxSynchronize")
         columns = self._look(low, high, 4)
         return Survey(columns[0], columns[1] != 0, columns[2] != 0, columns[3])
 

@@ -294,6 +294,7 @@ def seconds_for_gigabytes(d: Device) -> Any:
     def graph(i: int) -> None:
         call("cuMemsetD8", d.at[f"a{i % 16}"], i, size)
         call("cuMemsetD8", d.at["kv"] + i * size // 4, i + 1, 1 << 20)
+        call("cuCtxSynchronize")
 
     begin = perf_counter()
     with Memory(d.hook) as memory:
