@@ -121,7 +121,8 @@ class MemoryKernels:
             self._out.at_least(4 * 8 * self._count)
 
     def survey(self, low: int = 0, high: int = 0) -> Survey:
-        """Looks at every watched chunk, and for addresses in [``low``, ``high``)."""
+        """Waits for all work of the context, then looks at every watched chunk; pointers are to [``low``, ``high``)."""
+        call("cuCtxSynchronize")
         columns = self._look(low, high, 4)
         return Survey(columns[0], columns[1] != 0, columns[2] != 0, columns[3])
 
@@ -196,11 +197,15 @@ class MemoryKernels:
         call("cuStreamSynchronize", self._stream)
 
 
+# Left alone: executables are instantiated beside the snapshots, and host memory is not ours alone.
+_DEVICE_SLACK = 1 << 30
+_HOST_SLACK = 4 << 30
+
+
 def free_room() -> tuple[int, int]:
     """Bytes of device and of host memory that snapshots may take now."""
     free, _ = call("cuMemGetInfo")
-    # Executables are instantiated beside the snapshots; host memory is the machine's, not ours.
-    return max(0, int(free) - (1 << 30)), limits.available()[0] // 2
+    return max(0, int(free) - _DEVICE_SLACK), max(0, limits.available()[0] - _HOST_SLACK)
 
 
 class Pool:

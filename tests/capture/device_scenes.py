@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -282,13 +284,31 @@ def snapshots_are_given_back(d: Device) -> Any:
     return d.used() - before
 
 
+def seconds_for_gigabytes(d: Device) -> Any:
+    """64 graphs over 2 GiB, half of which is content that may be dead: how many ranges are, and how long that took."""
+    size = 64 << 20
+    for i in range(16):
+        d.add(f"a{i}", "graph", size)
+    d.add("kv", "kv", 1 << 30, zero=True)
+
+    def graph(i: int) -> None:
+        call("cuMemsetD8", d.at[f"a{i % 16}"], i, size)
+        call("cuMemsetD8", d.at["kv"] + i * size // 4, i + 1, 1 << 20)
+        call("cuCtxSynchronize")
+
+    begin = perf_counter()
+    with Memory(d.hook) as memory:
+        dead = prove_dead(memory, [partial(graph, i) for i in range(64)], set(d.at.values()) - {d.at["kv"]})
+    return [len(dead), perf_counter() - begin]
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
         written_before_read, partly_written, only_alone, any_order_of_graphs, an_index_is_never_nonsense,
         addresses_are_not_tried, everything_is_put_back, big_and_sparse, wild_write_into_sameness,
         wild_write_into_content, wild_write_without_room, room_goes_to_what_replays_write, noise_in_one_state_only,
-        snapshots_are_given_back,
+        snapshots_are_given_back, seconds_for_gigabytes,
     )
 }  # fmt: skip
 
