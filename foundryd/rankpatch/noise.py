@@ -113,7 +113,7 @@ def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: In
         values = gather(block, places, np.full_like(places, 8))
         span = np.searchsorted(mapped[0], values, side="right") - 1
         inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-        # The upper half of an address far up is like no small number; that of a low one may well be a number of its own.
+        # The upper half of an address far up is like no small number; that of a low one may well be one.
         for chosen, width in ((values >= _FAR_UP, 8), (values < _FOUR_GIB, 4)):
             found.append((places[inside & chosen][:, None] + np.arange(width)).ravel())
     return np.unique(np.concatenate(found))
