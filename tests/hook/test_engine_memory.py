@@ -14,7 +14,7 @@ GRANULE = 2 << 20
 PIECE = 20 << 20
 TORCH = (141 << 30) * 9 // 8 // PIECE * PIECE
 ROOM = 8 * STRIDE  # for the reservations of one arena
-DEFAULT, WEIGHTS, KV, IO, GRAPH = range(5)
+DEFAULT, WEIGHTS, KV, IO, GRAPH, BEHIND = range(6)
 
 
 def zone(arena: int) -> int:
@@ -46,7 +46,7 @@ fdy.answer([out[a] for a in range(5)])
     own = {DEFAULT: [TORCH, GRANULE, TORCH], WEIGHTS: [GRANULE, TORCH], KV: [TORCH], IO: [], GRAPH: [PIECE, PIECE]}
     by_arena = [(arena, size) for arena, sizes in own.items() for size in sizes]
     rounds = [(a, own[a][i]) for i in range(3) for a in reversed(own) if i < len(own[a])]
-    mixed = [step for pair in rounds for step in (pair, (pair[0], 0), (HOSTLESS, 0))]
+    mixed = [step for pair in rounds for step in (pair, (pair[0], 0), (IO, 0))]
     first, second, third = (hooked.python(source, "capture", given=steps) for steps in (by_arena, rounds, mixed))
     assert first == second == third
     for arena, places in enumerate(first):
@@ -54,9 +54,6 @@ fdy.answer([out[a] for a in range(5)])
         spans = [(p, p + size) for p, size in zip(places, own[arena], strict=True)]
         assert all(a[1] < b[0] for a, b in pairwise(sorted(spans)))  # with something between them
         assert all(zone(arena) <= low and high <= zone(arena) + ROOM for low, high in spans)
-
-
-HOSTLESS = IO  # an arena in which the steps above reserve nothing
 
 
 def test_a_place_given_back_is_used_again_and_alignment_is_kept(hooked: Any) -> None:
@@ -327,15 +324,12 @@ fdy.answer(out)
         given=libraries,
     )
     assert theirs
-    assert not BASE <= theirs < zone(HOST_ZONE)
+    assert not BASE <= theirs < zone(BEHIND)
     assert engines == zone(DEFAULT)
 
 
-HOST_ZONE = 5  # the end of the last arena's reservations
-
-
 def test_threads_with_arenas_of_their_own_get_what_they_would_get_alone(hooked: Any) -> None:
-    """Plain memory, memory under capture and mapped pieces at once, several times in another order each."""
+    """Plain memory, stream-ordered memory and mapped pieces at once, in whatever order the threads run."""
     source = (
         PRELUDE
         + """
@@ -345,12 +339,12 @@ together = fdy.given()
 
 def work(arena):
     soft.ok(cu.cuCtxSetCurrent(context))
-    order = random.Random(arena)
-    kept = []
+    order, kept, ordered = random.Random(arena), [], []
+    stream = soft.ok(cu.cuStreamCreate(1))
     with fdy.arena(arena):
         segment, pieces = Segment(), []
         for i in range(120):
-            kind = order.randrange(4)
+            kind = order.randrange(6)
             if kind == 0:
                 kept.append(soft.malloc(order.choice((100, 5000, 3 << 20))))
             elif kind == 1 and kept:
@@ -359,6 +353,10 @@ def work(arena):
                 free = next(i for i in range(len(pieces) + 1) if i not in pieces)
                 pieces.append(free)
                 segment.map(free)
+            elif kind == 3:
+                ordered.append(int(soft.ok(cu.cuMemAllocAsync(order.choice((100, 3 << 20)), stream))))
+            elif kind == 4 and ordered:
+                soft.ok(cu.cuMemFreeAsync(ordered.pop(order.randrange(len(ordered))), stream))
             elif pieces:
                 segment.unmap(pieces.pop(order.randrange(len(pieces))))
             if i % 40 == 39:

@@ -29,9 +29,7 @@ CUresult in_reserved_space(CUdeviceptr address, Real &&real, Note &&note) {
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
                                                   CUdeviceptr wish, unsigned long long flags) {
-  const auto real = [&](CUdeviceptr at) {
-    return FDY_NEXT(cuMemAddressReserve, address, bytes, alignment, at, flags);
-  };
+  const auto real = [&](CUdeviceptr at) { return FDY_NEXT(cuMemAddressReserve, address, bytes, alignment, at, flags); };
   if (!overriding()) return real(wish);
   FDY_OWNER_OF_CALL();
   return guard_driver([&] {
@@ -61,26 +59,23 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t b
 FDY_OVERRIDE CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   const auto real = [&] { return FDY_NEXT(cuMemAddressFree, address, bytes); };
   if (!overriding()) return real();
-  return guard_driver([&] {
-    return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unreserved(address); });
-  });
+  return guard_driver(
+      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unreserved(address); }); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                                        CUmemGenericAllocationHandle memory, unsigned long long flags) {
   const auto real = [&] { return FDY_NEXT(cuMemMap, address, bytes, offset, memory, flags); };
   if (!overriding()) return real();
-  return guard_driver([&] {
-    return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.mapped(address, bytes); });
-  });
+  return guard_driver(
+      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.mapped(address, bytes); }); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   const auto real = [&] { return FDY_NEXT(cuMemUnmap, address, bytes); };
   if (!overriding()) return real();
-  return guard_driver([&] {
-    return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unmapped(address, bytes); });
-  });
+  return guard_driver(
+      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unmapped(address, bytes); }); });
 }
 
 namespace foundryd::memory {
