@@ -21,8 +21,9 @@ def zone(arena: int) -> int:
     return BASE + (70 + 8 * arena) * STRIDE
 
 
-# Plays ["segment", arena, piece size], ["map", i, place], ["unmap", i, place], ["close", i], ["alloc", arena, bytes]
-# and ["free", i], where i counts the segments or the allocations; answers where all that was made lies.
+# Plays ["segment", arena, size of its pieces, its own if not PyTorch's], ["map", i, place], ["unmap", i, place],
+# ["close", i], ["alloc", arena, bytes] and ["free", i], where i counts the segments or the allocations; answers where
+# all that was made lies.
 PLAYER = """
 import fdyhook as fdy, soft
 from vmmkit import *
@@ -33,7 +34,7 @@ def play(steps):
     for kind, *rest in steps:
         if kind == "segment":
             with fdy.arena(rest[0]):
-                segments.append(Segment(piece=rest[1]))
+                segments.append(Segment(*rest[1:]))
             places.append(segments[-1].base)
         elif kind == "map":
             places.append(segments[rest[0]].map(rest[1]))
@@ -267,6 +268,37 @@ def test_a_layout_is_checked_before_it_is_believed(hooked: Any) -> None:
     assert statuses == ["invalid"] * len(bad) + ["ok"]
 
 
+def test_a_layout_whose_reservations_are_taken_is_refused_and_the_engine_runs(hooked: Any, recorded: list[Any]) -> None:
+    statuses, place = hooked.python(
+        """
+        import ctypes, fdyhook as fdy, soft
+        from vmmkit import *
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        recorded, taken = fdy.given()
+        assert libc.mmap(taken, 4096, 0, 0x100022, -1, 0) == taken
+        fdy.set_layout(0x600000000000, 256 << 30, recorded)
+        soft.start()
+        segment = Segment()
+        segment.grow(2)
+        fdy.upload(segment.at(1) - 4, b"borders")
+        statuses = []
+        for call in (fdy.divergence, fdy.map_held):
+            try:
+                call()
+            except fdy.HookError as error:
+                statuses.append([error.status, str(error)])
+        fdy.answer([statuses, segment.base])
+        """,
+        "restore",
+        given=[recorded[1], zone(GRAPH)],
+    )
+    assert [status for status, _ in statuses] == ["memory"] * 2
+    assert all(hex(zone(GRAPH)) in text for _, text in statuses)
+    assert not BASE <= place < zone(GRAPH + 1)
+
+
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 GRAPHS = """
@@ -352,7 +384,8 @@ def sequences(draw: st.DrawFn, arenas: tuple[int, ...]) -> list[list[Any]]:
         usable = [i for i, places in enumerate(segments) if places is not None]
         kind = draw(st.sampled_from(["segment", "map", "map", "map", "unmap", "close", "alloc", "free"]))
         if kind == "segment" or (kind in ("map", "unmap", "close") and not usable):
-            steps.append(["segment", draw(st.sampled_from(arenas)), GRANULE])
+            sizes = st.sampled_from([64 << 20, 1 << 30, 40 << 30])
+            steps.append(["segment", draw(st.sampled_from(arenas)), GRANULE, draw(sizes)])
             segments.append(set())
         elif kind == "alloc" or (kind == "free" and not plain):
             steps.append(["alloc", draw(st.sampled_from(arenas)), draw(st.sampled_from([100, 1 << 20, 3 << 20]))])

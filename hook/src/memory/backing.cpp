@@ -121,10 +121,10 @@ void Backing::bind(CUdevice device) {
   device_ = device;
 }
 
-void Backing::reserve_at(Extent extent, uint64_t alignment) {
+void Backing::reserve_at(Extent extent) {
   RelaxedCapture relaxed;
   CUdeviceptr got = 0;
-  FDY_CU(cuMemAddressReserve, &got, extent.bytes, alignment, extent.base, 0);
+  FDY_CU(cuMemAddressReserve, &got, extent.bytes, 0, extent.base, 0);
   if (got == extent.base) return;
   FDY_CU_RESULT(cuMemAddressFree, got, extent.bytes);
   throw Error(FDY_ERROR_MEMORY,

@@ -46,7 +46,7 @@ class Backing {
   CUdevice device() const { return device_; }
 
   // Takes address space behind the arenas, at this very place.  Throws Error if it does not come out there.
-  void reserve_at(Extent extent, uint64_t alignment = 0);
+  void reserve_at(Extent extent);
 
   // Whole granules.  `map` leaves nothing behind if it throws.
   void map(Extent extent);

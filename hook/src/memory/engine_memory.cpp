@@ -41,7 +41,7 @@ uint64_t Arenas::reserve(fdy_arena which, uint64_t bytes, uint64_t alignment) {
   Arena &arena = arenas_[which];
   const uint64_t address = arena.reservations.place(bytes, alignment);
   try {
-    backing_.reserve_at({address, bytes}, alignment);
+    backing_.reserve_at({address, bytes});
   } catch (...) {
     arena.reservations.release(address);
     throw;

@@ -36,7 +36,7 @@ def reserve(size: int, alignment: int = 0, wish: int = 0) -> int:
 class Segment:
     """A reservation with pieces of one size from its start on; ``pieces`` has handles, None where none is mapped."""
 
-    def __init__(self, size: int = TORCH, piece: int = PIECE) -> None:
+    def __init__(self, piece: int = PIECE, size: int = TORCH) -> None:
         self.size, self.piece = size, piece
         self.base = reserve(size)
         self.pieces: list[Any] = []
