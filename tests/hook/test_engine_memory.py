@@ -137,6 +137,10 @@ def attributes(address):
 def together(address):
     code, values = cu.cuPointerGetAttributes(len(wanted), wanted, address)
     return [code.name, [int(v) - base if int(v) >= base else int(v) for v in values or []]]
+def driver_numbers_it(address):
+    number = A.CU_POINTER_ATTRIBUTE_BUFFER_ID
+    one = int(soft.ok(cu.cuPointerGetAttribute(number, address)))
+    return [one < 1 << 62, int(soft.ok(cu.cuPointerGetAttributes(1, [number], address))[0]) == one]
 def described(address):
     code, start, length = cu.cuMemGetAddressRange(address)
     return [code.name, relative(start) if length else None, length]
@@ -153,7 +157,6 @@ for i, memory in enumerate(memories):
 out.append(["map", name(cu.cuMemMap(base, PIECE, 0, memories[0], 0)),
             name(cu.cuMemMap(base + size - SMALL, PIECE, 0, memories[0], 0)),
             name(cu.cuMemMap(base + 4096, PIECE, 0, memories[0], 0))])
-flags = lambda: soft.ok(cu.cuMemGetAccess(access().location, base))
 description = access()
 out.append(["access", soft.ok(cu.cuMemGetAccess(description.location, base)),
             name(cu.cuMemSetAccess(base, SMALL, [description], 1)),
@@ -161,7 +164,7 @@ out.append(["access", soft.ok(cu.cuMemGetAccess(description.location, base)),
             name(cu.cuMemSetAccess(base, 2 * PIECE, [description], 1)),
             soft.ok(cu.cuMemGetAccess(description.location, base))])
 out.append(["described", described(base + PIECE + 77), retained(base + PIECE), attributes(base + PIECE + 77),
-            together(base + 5), attributes(base + 2 * PIECE)])
+            together(base + 5), driver_numbers_it(base + 5), attributes(base + 2 * PIECE)])
 out.append(["across", name(cu.cuMemsetD8(base + PIECE - 64, 7, 128)), list(fdy.download(base + PIECE - 64, 128))])
 out.append(["not freed", name(cu.cuMemFree(base)), name(cu.cuMemFreeAsync(base, 0)),
             name(cu.cuMemAddressFree(base, size)), name(cu.cuMemAddressFree(base, SMALL)),
