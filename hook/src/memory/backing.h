@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "foundryd/records.h"
 #include "memory/placement.h"
 #include "support/cuda.h"
 
@@ -21,6 +22,12 @@ struct Space {
   uint64_t device_bytes() const;  // of the arenas of device memory
   uint64_t bytes() const;         // of all
   bool contains(uint64_t address) const { return address >= base && address - base < bytes(); }
+
+  // Where an engine's own reservations lie that it makes with arena `arena` selected, one of device memory.  As much of
+  // it as programs can have addresses: possibly nothing.
+  Extent reservations_of(uint32_t arena) const;
+  // The arena of an address, its reservations included; FDY_ARENA_COUNT if there is none.
+  uint32_t arena_of(uint64_t address) const;
 };
 
 // FOUNDRYD_ARENA_BASE and FOUNDRYD_ARENA_STRIDE, or the defaults.  Throws Error for values that cannot be.
@@ -38,12 +45,15 @@ class Backing {
   bool bound() const { return device_ >= 0; }
   CUdevice device() const { return device_; }
 
+  // Takes address space behind the arenas, at this very place.  Throws Error if it does not come out there.
+  void reserve_at(Extent extent);
+
   // Whole granules.  `map` leaves nothing behind if it throws.
   void map(Extent extent);
   void unmap(Extent extent);
 
  private:
-  bool on_host(Extent extent) const { return extent.base >= space_.base + space_.device_bytes(); }
+  bool on_host(Extent extent) const { return space_.arena_of(extent.base) == FDY_ARENA_HOST; }
   void map_device(Extent extent);
   void map_host(Extent extent);
 
