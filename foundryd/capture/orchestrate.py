@@ -156,9 +156,9 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
         sampling = sampling.extended(merged.undecided)
     if sampling.held_out is not None:
         merged.held_out = sampling.held_out
-        merged.add_images(runs.run(sampling.held_out))
+        merged.add_images(runs.run_like(sampling.held_out, merged.reference))
     for rank in merged.image_ranks:
-        merged.add_images(runs.run(rank))
+        merged.add_images(runs.run_like(rank, merged.reference))
     return merged
 
 
@@ -172,7 +172,7 @@ class _Runs:
         self.progress = progress
         self.recordings: dict[int, Recording] = {}
         self.times: list[float] = []
-        self._warm = False
+        self._warm: set[int] = set()
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
@@ -181,16 +181,23 @@ class _Runs:
         return self.recordings[rank]
 
     def again(self) -> bool:
-        """Captures the rank that came first once more; answers whether that was left to do.
+        """Captures every rank that was captured once another time; answers whether there was any.
 
-        The first launch fills the caches of compilers and tuners, and what it allocates for that, the others do not.
+        A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
         """
-        if self._warm or not self.recordings:
-            return False
-        self._warm = True
-        first = next(iter(self.recordings))
-        self.recordings[first] = self._capture(f"rank {first}, with warm caches", first, self._path(first), ())
-        return True
+        cold = [rank for rank in self.recordings if rank not in self._warm]
+        for rank in cold:
+            self._warm.add(rank)
+            self.recordings[rank] = self._capture(f"rank {rank}, with warm caches", rank, self._path(rank), ())
+        return bool(cold)
+
+    def run_like(self, rank: int, reference: Recording) -> Recording:
+        """The recording of ``rank``, captured again if it is not built like the reference."""
+        recording = self.run(rank)
+        if recording.structure_key() != reference.structure_key() and rank not in self._warm:
+            self.again()
+            recording = self.recordings[rank]
+        return recording
 
     def control(self, rank: int, others: Sequence[int]) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with."""

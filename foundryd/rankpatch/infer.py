@@ -277,14 +277,12 @@ def _settle_noise(words: Words, noisy: Bits, proven: Bits) -> tuple[Bits, Truth]
     settled = np.zeros(len(words), dtype=np.uint8)
     padding = words.kind == Kind.PADDING
     settled[padding] = inside[padding]
-    simple = words.kind == Kind.FIELD
-    whole = simple & (noisy != 0) & (proven & inside == inside)
-    settled[whole] = inside[whole]
-    unproven = simple & (noisy != 0) & ~whole
-    struct = words.kind == Kind.STRUCT
+    # A declared field may be a struct as well, a truth value with garbage in the padding behind it: only sizes are
+    # declared.
+    unproven = np.zeros(len(words), dtype=np.bool_)
     for half in HALVES:
         bytes_ = inside & half
-        suspect = struct & (noisy & bytes_ != 0)
+        suspect = ~padding & (noisy & bytes_ != 0)
         covered = suspect & (noisy & bytes_ & ~proven == 0)
         settled[covered] |= (bytes_ & proven)[covered]
         unproven |= suspect & ~covered

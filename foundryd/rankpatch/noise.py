@@ -40,7 +40,6 @@ the whole field is meant, or the aligned 4 bytes of a struct."""
 
 HALVES = (0x0F, 0xF0)
 
-_FOUR_GIB = np.uint64(1 << 32)
 _FAR_UP = np.uint64(1 << 44)
 
 
@@ -113,9 +112,9 @@ def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: In
         values = gather(block, places, np.full_like(places, 8))
         span = np.searchsorted(mapped[0], values, side="right") - 1
         inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-        # The upper half of an address far up is like no small number; that of a low one may well be one.
-        for chosen, width in ((values >= _FAR_UP, 8), (values < _FOUR_GIB, 4)):
-            found.append((places[inside & chosen][:, None] + np.arange(width)).ravel())
+        # Far up only: low addresses are like small numbers, and to perturb a number may send a kernel astray.
+        inside &= values >= _FAR_UP
+        found.append((places[inside][:, None] + np.arange(8)).ravel())
     return np.unique(np.concatenate(found))
 
 

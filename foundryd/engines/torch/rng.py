@@ -78,6 +78,8 @@ class Registered:
         try:
             with torch.cuda.graph(self._anchor, capture_error_mode="thread_local"):
                 torch.rand(1, device=device, generator=self.generator)
+            # The capture's stream is not ordered with this one, and it has written the cells too.
+            torch.cuda.synchronize()
             self.generator.manual_seed(_PROBE_SEED)
             self.generator.set_offset(_PROBE_OFFSET)
             self._anchor.replay()
