@@ -46,6 +46,12 @@ struct Arena {
   std::vector<PendingFree> pending;
 };
 
+// Memory behind an allocation, with what else is mapped by the same handle.
+struct Shared {
+  Memory memory;
+  Mapped mapped;
+};
+
 // Empty, in its part of the space.
 Placement placement_of(const Space &space, fdy_arena arena);
 
@@ -68,6 +74,12 @@ class Arenas {
   // The live allocation or held range around an address.
   std::optional<std::pair<Place, uint64_t>> find(uint64_t address) noexcept;  // with its serial
   bool made_under_capture(uint64_t address) noexcept;
+
+  // --- for other processes, and for a second place in this one ---
+  // The memory behind a live allocation of device memory; nothing if it is not the one that had this serial.
+  std::optional<Shared> share(uint64_t address, uint64_t serial);
+  // Fresh memory of the arenas' kind.
+  Memory create(uint64_t bytes);
 
   // --- from the table ---
   Space space() noexcept;  // base 0 before the reservation
