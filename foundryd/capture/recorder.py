@@ -9,6 +9,7 @@ import numpy as np
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
+from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
 from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
 from foundryd.errors import CaptureError
@@ -29,6 +30,7 @@ class Recorder:
         self._hook = hook
         self._settings = settings
         self._identity = identity
+        hook.set_rank(settings.rank)
         self._captured: list[tuple[Any, Any, NativeGraph]] = []
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
@@ -74,6 +76,7 @@ class Recorder:
         self.module_ids = list(modules.numbers)
         images, symbol_ranges = self._modules(modules)
         symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
+        windows = hook.windows()
         return Recording(
             variant=str(mesh),
             world=mesh.world,
@@ -90,6 +93,8 @@ class Recorder:
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
             contents=self._contents(),
+            windows=with_own(windows, report, self._settings.rank),
+            own_window=bool((windows["rank"] == self._settings.rank).any()),
             notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
         )
 

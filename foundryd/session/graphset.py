@@ -37,11 +37,14 @@ class GraphSet:
     fallback : why an engine that should have restored captures natively instead, or None.
     """
 
-    def __init__(self, config: Settings, *, store: Store | None = None) -> None:
+    def __init__(
+        self, config: Settings, *, store: Store | None = None, connect: Callable[[], None] | None = None
+    ) -> None:
         self.mode = config.mode
         self.fallback: FoundrydError | None = None
         self._settings = config
         self._store = store
+        self._connect = connect
         self._session: Session | None = None
         self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
         self._recorder: Any = None
@@ -56,12 +59,13 @@ class GraphSet:
                 self._fall_back(error)
 
     @classmethod
-    def from_env(cls, *, store: Store | None = None) -> GraphSet:
+    def from_env(cls, *, store: Store | None = None, connect: Callable[[], None] | None = None) -> GraphSet:
         """The graphs of this process; call before the first CUDA context.
 
-        ``store`` is how ranks reach one another; a world of one rank needs none.
+        ``store`` is how ranks reach one another; a world of one rank needs none.  ``connect`` opens peers' memory, see
+        ``Session.restore``.
         """
-        return cls(settings(), store=store)
+        return cls(settings(), store=store, connect=connect)
 
     @property
     def restored(self) -> bool:
@@ -87,7 +91,7 @@ class GraphSet:
             raise UsageError(f"the graph {key!r} was asked for after finish(): ask for every graph before")
         if self._session is not None and not self._session.restored:
             try:
-                self._session.restore(self._store)
+                self._session.restore(self._store, connect=self._connect)
             except FoundrydError as error:
                 self._session.close()
                 self._session = None
