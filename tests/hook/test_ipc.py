@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,84 +22,24 @@ DEFAULT, WEIGHTS, KV, IO, GRAPH, HOST = range(6)
 EIGHTHS = {DEFAULT: 0, WEIGHTS: 2, KV: 4, IO: 6, GRAPH: 7}
 MIB = 1 << 20
 DEADLINE = 40.0  # seconds for one answer
+Ranks = tuple[Any, Any]
 
 
 def window(rank: int, arena: int, offset: int = 0) -> int:
     return FIRST_WINDOW + rank * STRIDE + EIGHTHS[arena] * (STRIDE // 8) + offset
 
 
-class Rank:
-    """A running ``child/ipcpeer.py``; its functions are called by name."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def send(self, name: str, *arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], DEADLINE)[0]:
-            pytest.fail("a rank did not answer in time")
-        line = self.process.stdout.readline()
-        if not line:
-            pytest.fail(f"a rank ended with {self.process.wait(DEADLINE)}: {self.log()}")
-        answer = json.loads(line)
-        assert "failed" not in answer, answer["failed"]
-        return answer["is"]
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.send(name, *arguments)
-            return self.answer()
-
-        return call
-
-    def log(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()
-
-    def end(self) -> str:
-        """Ends it; what it wrote to its log."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(DEADLINE)
-        return self.log()
-
-
-@contextlib.contextmanager
-def run_rank(hooked: Any, rank: int | None, mode: str | None, **env: str) -> Iterator[Rank]:
-    environment = hooked.environment(mode) | env
-    environment.pop("RANK", None)
-    if rank is not None:
-        environment["RANK"] = str(rank)
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "ipcpeer"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield Rank(process)
-        finally:
-            process.kill()
-
-
 @pytest.fixture
-def ranks(hooked: Any) -> Iterator[tuple[Rank, Rank]]:
+def ranks(run_rank: Any) -> Iterator[Ranks]:
     """Ranks 0 and 1 of a group that restores, each with a context."""
-    with run_rank(hooked, 0, "restore") as first, run_rank(hooked, 1, "restore") as second:
+    with run_rank(0, "restore") as first, run_rank(1, "restore") as second:
         first.send("start")
         second.start()
         first.answer()
         yield first, second
 
 
-def test_each_rank_reads_what_the_other_writes(ranks: tuple[Rank, Rank]) -> None:
+def test_each_rank_reads_what_the_other_writes(ranks: Ranks) -> None:
     own = {rank: rank.malloc(8 * MIB) for rank in ranks}
     assert set(own.values()) == {BASE}
     for here, there, mark in ((*ranks, "aabbccdd"), (*reversed(ranks), "01020304")):
@@ -114,7 +52,7 @@ def test_each_rank_reads_what_the_other_writes(ranks: tuple[Rank, Rank]) -> None
         assert here.read(seen, 2) == there.read(BASE, 2)
 
 
-def test_every_rank_sees_each_ranks_memory_at_the_same_address(ranks: tuple[Rank, Rank]) -> None:
+def test_every_rank_sees_each_ranks_memory_at_the_same_address(ranks: Ranks) -> None:
     """Its own, too, through a second mapping of the same memory."""
     handles: dict[tuple[int, int], str] = {}
     for number, rank in enumerate(ranks):
@@ -131,7 +69,7 @@ def test_every_rank_sees_each_ranks_memory_at_the_same_address(ranks: tuple[Rank
     assert [rank.read(window(1, DEFAULT, 4 * MIB), 2) for rank in ranks] == ["5566", "5566"]
 
 
-def test_small_allocations_share_a_mapping_and_keep_bounds_of_their_own(ranks: tuple[Rank, Rank]) -> None:
+def test_small_allocations_share_a_mapping_and_keep_bounds_of_their_own(ranks: Ranks) -> None:
     exporter, importer = ranks
     small = [exporter.malloc(1000), exporter.malloc(3000)]
     opened = [importer.open_handle(exporter.get(a)) for a in small]
@@ -145,13 +83,13 @@ def test_small_allocations_share_a_mapping_and_keep_bounds_of_their_own(ranks: t
     assert not importer.readable(opened[1])
 
 
-def test_a_handle_of_an_address_inside_opens_its_allocation(ranks: tuple[Rank, Rank]) -> None:
+def test_a_handle_of_an_address_inside_opens_its_allocation(ranks: Ranks) -> None:
     exporter, importer = ranks
     address = exporter.malloc(4 * MIB)
     assert importer.open_handle(exporter.get(address + 12345)) == window(0, DEFAULT)
 
 
-def test_memory_opened_twice_stays_until_it_is_closed_twice(ranks: tuple[Rank, Rank]) -> None:
+def test_memory_opened_twice_stays_until_it_is_closed_twice(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     at = importer.open_handle(handle)
@@ -165,7 +103,7 @@ def test_memory_opened_twice_stays_until_it_is_closed_twice(ranks: tuple[Rank, R
     assert importer.readable(at)
 
 
-def test_a_window_never_shows_freed_memory_for_a_new_allocation(ranks: tuple[Rank, Rank]) -> None:
+def test_a_window_never_shows_freed_memory_for_a_new_allocation(ranks: Ranks) -> None:
     exporter, importer = ranks
     address = exporter.malloc(4 * MIB)
     old = exporter.get(address)
@@ -185,7 +123,7 @@ def test_a_window_never_shows_freed_memory_for_a_new_allocation(ranks: tuple[Ran
     assert "freed there" in message
 
 
-def test_a_thousand_cycles_leave_nothing_behind(ranks: tuple[Rank, Rank]) -> None:
+def test_a_thousand_cycles_leave_nothing_behind(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     importer.close(importer.open_handle(handle))
@@ -194,14 +132,14 @@ def test_a_thousand_cycles_leave_nothing_behind(ranks: tuple[Rank, Rank]) -> Non
     assert (exporter.descriptors(), exporter.free_memory_now()) == before
 
 
-def test_threads_may_open_at_once(ranks: tuple[Rank, Rank]) -> None:
+def test_threads_may_open_at_once(ranks: Ranks) -> None:
     exporter, importer = ranks
     addresses = importer.open_from_threads(exporter.get(exporter.malloc(4 * MIB)), 16)
     assert addresses == [window(0, DEFAULT)] * 16
     assert importer.windows() == []
 
 
-def test_a_dead_exporter_is_an_error_at_once_and_its_open_memory_stays(ranks: tuple[Rank, Rank]) -> None:
+def test_a_dead_exporter_is_an_error_at_once_and_its_open_memory_stays(ranks: Ranks) -> None:
     exporter, importer = ranks
     kept, lost = exporter.malloc(4 * MIB), exporter.malloc(4 * MIB)
     exporter.write(kept, "0badcafe")
@@ -219,7 +157,7 @@ def test_a_dead_exporter_is_an_error_at_once_and_its_open_memory_stays(ranks: tu
     assert "has ended" in importer.end()
 
 
-def test_a_forked_child_of_a_dead_exporter_does_not_keep_peers_waiting(ranks: tuple[Rank, Rank]) -> None:
+def test_a_forked_child_of_a_dead_exporter_does_not_keep_peers_waiting(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     child = exporter.fork_and_stay()
@@ -234,7 +172,7 @@ def test_a_forked_child_of_a_dead_exporter_does_not_keep_peers_waiting(ranks: tu
 
 
 @pytest.mark.slow
-def test_an_exporter_that_hangs_costs_its_peer_a_deadline(ranks: tuple[Rank, Rank]) -> None:
+def test_an_exporter_that_hangs_costs_its_peer_a_deadline(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     exporter.process.send_signal(signal.SIGSTOP)
@@ -246,10 +184,10 @@ def test_an_exporter_that_hangs_costs_its_peer_a_deadline(ranks: tuple[Rank, Ran
     assert importer.open_handle(handle) == window(0, DEFAULT)
 
 
-def test_a_peer_of_another_group_is_refused(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
+def test_a_peer_of_another_group_is_refused(run_rank: Any, ranks: Ranks) -> None:
     exporter, _ = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
-    with run_rank(hooked, 1, "restore", FOUNDRYD_GROUP="replica-2") as other:
+    with run_rank(1, "restore", FOUNDRYD_GROUP="replica-2") as other:
         other.start()
         code, message, _ = other.refused(handle)
     assert code == "CUDA_ERROR_NOT_PERMITTED"
@@ -266,7 +204,7 @@ def changed(handle: str, offset: int, value: int, width: int = 8) -> str:
     return data.hex()
 
 
-def test_a_handle_with_another_secret_gets_nothing(ranks: tuple[Rank, Rank]) -> None:
+def test_a_handle_with_another_secret_gets_nothing(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     code, message, _ = importer.refused(changed(handle, SECRET, 1))
@@ -280,9 +218,7 @@ def test_a_handle_with_another_secret_gets_nothing(ranks: tuple[Rank, Rank]) -> 
     [(ADDRESS, BASE + MIB, 8), (BYTES, 1 << 62, 8), (SERIAL, 999, 8), (RANK, 2, 4), (RANK, 64, 4), (PROCESS, 5, 8)],
     ids=["address", "bytes", "serial", "rank", "no_window", "process"],
 )
-def test_a_damaged_handle_is_refused_and_maps_nothing(
-    ranks: tuple[Rank, Rank], offset: int, value: int, width: int
-) -> None:
+def test_a_damaged_handle_is_refused_and_maps_nothing(ranks: Ranks, offset: int, value: int, width: int) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     code, _, _ = importer.refused(changed(handle, offset, value, width))
@@ -308,7 +244,7 @@ def ask(handle: str, message: bytes | None = None) -> tuple[int, list[int]]:
     return struct.unpack_from("<I", data, 8)[0] if data else -1, files
 
 
-def test_only_the_same_user_gets_a_descriptor(ranks: tuple[Rank, Rank]) -> None:
+def test_only_the_same_user_gets_a_descriptor(ranks: Ranks) -> None:
     exporter, _ = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     verdict, files = ask(handle)
@@ -329,7 +265,7 @@ print(*test_ipc.ask({handle!r}))
     assert done.stdout == "1 []\n"
 
 
-def test_peers_that_say_nothing_or_nonsense_hold_nobody_up(ranks: tuple[Rank, Rank]) -> None:
+def test_peers_that_say_nothing_or_nonsense_hold_nobody_up(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     for message in (b"x", b"\0" * 64, b"y" * 4096):
@@ -347,7 +283,7 @@ def test_peers_that_say_nothing_or_nonsense_hold_nobody_up(ranks: tuple[Rank, Ra
             peer.close()
 
 
-def test_an_importer_without_descriptors_left_fails_and_recovers(ranks: tuple[Rank, Rank]) -> None:
+def test_an_importer_without_descriptors_left_fails_and_recovers(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     importer.take_descriptors(1)  # all but one for the socket, which leaves none for the memory
@@ -359,15 +295,15 @@ def test_an_importer_without_descriptors_left_fails_and_recovers(ranks: tuple[Ra
     assert importer.open_handle(handle) == window(0, DEFAULT)
 
 
-def test_two_processes_of_one_rank_are_told_so(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
+def test_two_processes_of_one_rank_are_told_so(run_rank: Any, ranks: Ranks) -> None:
     exporter, _ = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
-    with run_rank(hooked, None, "restore") as other:
+    with run_rank(None, "restore") as other:
         other.start()
         code, message, _ = other.refused(handle)
         assert code == "CUDA_ERROR_INVALID_VALUE"
         assert "set RANK" in message
-    with run_rank(hooked, None, "restore") as other:
+    with run_rank(None, "restore") as other:
         other.start()
         other.set_rank(5)
         assert other.open_handle(handle) == window(0, DEFAULT)
@@ -376,9 +312,9 @@ def test_two_processes_of_one_rank_are_told_so(hooked: Any, ranks: tuple[Rank, R
             other.answer()
 
 
-def test_memory_beyond_what_a_window_shows_is_an_error(hooked: Any) -> None:
+def test_memory_beyond_what_a_window_shows_is_an_error(run_rank: Any) -> None:
     small = {"FOUNDRYD_ARENA_STRIDE": str(64 * MIB)}  # a window shows 16 MiB of it
-    with run_rank(hooked, 0, "restore", **small) as exporter, run_rank(hooked, 1, "restore", **small) as importer:
+    with run_rank(0, "restore", **small) as exporter, run_rank(1, "restore", **small) as importer:
         exporter.start()
         importer.start()
         near, far = exporter.malloc(10 * MIB), exporter.malloc(10 * MIB)
@@ -388,7 +324,7 @@ def test_memory_beyond_what_a_window_shows_is_an_error(hooked: Any) -> None:
     assert "beyond the first" in message
 
 
-def test_a_window_whose_place_is_taken_is_an_error(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
+def test_a_window_whose_place_is_taken_is_an_error(hooked: Any, ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     importer.occupy(window(0, WEIGHTS))
@@ -401,9 +337,9 @@ def test_a_window_whose_place_is_taken_is_an_error(hooked: Any, ranks: tuple[Ran
 # ---- capture ----------------------------------------------------------------------------------------------------
 
 
-def test_a_capture_without_peers_has_every_rank_at_its_window(hooked: Any) -> None:
+def test_a_capture_without_peers_has_every_rank_at_its_window(run_rank: Any) -> None:
     """Their memory is a zero-filled stand-in; the own rank's is its memory."""
-    with run_rank(hooked, 3, "capture") as alone:
+    with run_rank(3, "capture") as alone:
         alone.start()
         address = alone.malloc(4 * MIB)
         alone.write(address, "77")
@@ -421,8 +357,8 @@ def test_a_capture_without_peers_has_every_rank_at_its_window(hooked: Any) -> No
         assert not alone.readable(opened[0])
 
 
-def test_capture_and_restore_give_a_peer_the_same_address(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
-    with run_rank(hooked, 1, "capture") as alone:
+def test_capture_and_restore_give_a_peer_the_same_address(run_rank: Any, ranks: Ranks) -> None:
+    with run_rank(1, "capture") as alone:
         alone.start()
         own = alone.get(alone.malloc(4 * MIB, IO))
         captured = alone.open_handle(alone.peer_handle(own, 0))
@@ -430,7 +366,7 @@ def test_capture_and_restore_give_a_peer_the_same_address(hooked: Any, ranks: tu
     assert importer.open_handle(exporter.get(exporter.malloc(4 * MIB, IO))) == captured
 
 
-def test_stand_ins_are_for_captures_only(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
+def test_stand_ins_are_for_captures_only(run_rank: Any, ranks: Ranks) -> None:
     exporter, _ = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     exporter.send("peer_handle", handle, 1)
@@ -439,7 +375,7 @@ def test_stand_ins_are_for_captures_only(hooked: Any, ranks: tuple[Rank, Rank]) 
     code, message, _ = exporter.refused(changed(handle, RANK, 1, 4))
     assert code == "CUDA_ERROR_UNKNOWN"
     assert "for a capture without peers" in message
-    with run_rank(hooked, 1, "capture") as alone:
+    with run_rank(1, "capture") as alone:
         alone.start()
         code, message, _ = alone.refused(handle)
         assert code == "CUDA_ERROR_UNKNOWN"
@@ -449,9 +385,9 @@ def test_stand_ins_are_for_captures_only(hooked: Any, ranks: tuple[Rank, Rank]) 
 # ---- what is not ours -------------------------------------------------------------------------------------------
 
 
-def test_handles_of_processes_without_foundryd_are_the_drivers(hooked: Any, ranks: tuple[Rank, Rank]) -> None:
+def test_handles_of_processes_without_foundryd_are_the_drivers(run_rank: Any, ranks: Ranks) -> None:
     _, importer = ranks
-    with run_rank(hooked, 7, None) as plain:
+    with run_rank(7, None) as plain:
         plain.start()
         address = plain.malloc(4 * MIB)
         plain.write(address, "1234")
@@ -462,6 +398,6 @@ def test_handles_of_processes_without_foundryd_are_the_drivers(hooked: Any, rank
         assert importer.close(at) == "CUDA_SUCCESS"
 
 
-def test_host_memory_and_unknown_addresses_get_the_drivers_answer(ranks: tuple[Rank, Rank]) -> None:
+def test_host_memory_and_unknown_addresses_get_the_drivers_answer(ranks: Ranks) -> None:
     rank, _ = ranks
     assert rank.get_codes() == ["CUDA_ERROR_INVALID_VALUE"] * 3

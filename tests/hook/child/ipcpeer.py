@@ -102,6 +102,14 @@ def set_rank(rank: int) -> None:
     fdy.set_rank(rank)
 
 
+def set_layout(base: int, stride: int, recorded: list[Any]) -> None:
+    fdy.set_layout(base, stride, recorded)
+
+
+def map_held() -> None:
+    fdy.map_held()
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
