@@ -58,6 +58,8 @@ Placement placement_of(const Space &space, fdy_arena arena);
 class Arenas {
  public:
   static Arenas &instance();
+  // Throws Error in a forked child of a process that used CUDA.
+  static void refuse_after_fork();
 
   // --- from overrides ---
   // At each new context: the reservation is made at the first.
@@ -97,7 +99,6 @@ class Arenas {
 
   Arenas() = default;
   static void after_fork_in_child();
-  static void refuse_after_fork();
   void reserve_locked() noexcept;
   void make_arenas_locked();
   void fail_locked(const Error &error) noexcept;

@@ -260,6 +260,7 @@ std::optional<Windows::Found> Windows::find(uint64_t address) noexcept {
 }
 
 std::vector<fdy_window> Windows::list() {
+  Arenas::refuse_after_fork();
   std::lock_guard guard(lock_);
   std::vector<fdy_window> out;
   out.reserve(opened_.size());

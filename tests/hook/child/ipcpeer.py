@@ -24,6 +24,11 @@ def start(device: int = 0) -> None:
     soft.start(device)
 
 
+def devices() -> int:
+    soft.ok(cu.cuInit(0))
+    return int(soft.ok(cu.cuDeviceGetCount()))
+
+
 def malloc(size: int, arena: int = fdy.DEFAULT) -> int:
     with fdy.arena(arena):
         return soft.malloc(size)
@@ -62,6 +67,11 @@ def close(address: int) -> str:
 def write(address: int, text: str) -> None:
     data = bytes.fromhex(text)
     soft.ok(cu.cuMemcpyHtoD(address, data, len(data)))
+
+
+def fill(address: int, value: int, size: int) -> None:
+    soft.ok(cu.cuMemsetD8(address, value, size))
+    soft.ok(cu.cuCtxSynchronize())
 
 
 def read(address: int, size: int) -> str:
