@@ -86,6 +86,12 @@ class HeldOutMismatch(CaptureError):
     reason = "held_out"
 
 
+class StateLost(CaptureError):
+    """A replay of the control run wrote memory that cannot be put back."""
+
+    reason = "state_lost"
+
+
 class UnsupportedNode(CaptureError):
     """A graph has a node that cannot be restored exactly."""
 

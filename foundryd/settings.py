@@ -33,6 +33,7 @@ class Settings:
     variant : ``FOUNDRYD_VARIANT``: parallel configuration, ``ep=8`` or ``tp=2,ep=4``.
     recording : ``FOUNDRYD_RECORDING``: where a capture writes.
     references : ``FOUNDRYD_REFERENCE``: for a control run, the recordings it compares itself with, joined by colons.
+    journal : ``FOUNDRYD_JOURNAL``: for a control run, where it keeps what it has tried.
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
@@ -44,6 +45,7 @@ class Settings:
     variant: str = ""
     recording: Path | None = None
     references: tuple[Path, ...] = ()
+    journal: Path | None = None
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
     rank: int = 0
@@ -68,6 +70,7 @@ class Settings:
             variant=env.get("FOUNDRYD_VARIANT", ""),
             recording=_path(env, "FOUNDRYD_RECORDING"),
             references=tuple(Path(p) for p in env.get("FOUNDRYD_REFERENCE", "").split(":") if p),
+            journal=_path(env, "FOUNDRYD_JOURNAL"),
             runtime_dir=default_runtime_dir(env),
             log=log,
             rank=rank,

@@ -162,6 +162,7 @@ class Variant(msgspec.Struct, frozen=True):
     rules: str  # fp_rule, ordered by (block, offset)
     tables: str  # uint64, for rules of kind table
     relocations: str  # fp_relocation, ordered by (block, offset)
+    engine: dict[str, Any] = {}  # what the engine's adapter compares when it restores, the same on every rank
     windows: Windows | None = None  # None if no peer's memory was open
 
 

@@ -10,26 +10,34 @@ import numpy as np
 from cuda.bindings import driver
 
 from foundryd._native import _hook
-from foundryd.capture.canonical import Graph
-from foundryd.capture.proofs import Memory, prove_dead, prove_noise
+from foundryd.capture.journal import FORGETFUL, Journal
+from foundryd.capture.proofs import prove_dead, prove_noise
 from foundryd.capture.recording import Recording
+from foundryd.capture.snapshots import Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
-from foundryd.rankpatch.noise import noise_candidates
+from foundryd.rankpatch.noise import noise_candidates, process_memory
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
-from foundryd.session.native import NativeGraph
+from foundryd.session.native import CapturedGraph
+
+# How often an engine that can is asked to put itself into another state.
+_VARIED = 2
 
 
 def prove(
     hook: _hook.Hook,
     ours: Recording,
     references: Sequence[Recording],
-    natives: Sequence[NativeGraph],
+    natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
+    vary: Callable[[int], None] | None = None,
+    journal: Journal = FORGETFUL,
 ) -> dict[str, Any]:
     """What the control run proves: ``proven_dead`` [[address, bytes]], ``proven_noise`` [[block, offset, width]].
 
+    Every proof is made from memory as it is, and again from each state that ``vary`` makes (see ``GraphSet.finish``).
+    Trials that ``journal`` knows to be fatal are not made.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -40,67 +48,104 @@ def prove(
         )
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
-        memory = Memory(hook)
-        contents = {c.address for recording in (ours, *references) for c in recording.contents}
-        dead = prove_dead(memory, [_replay(n, stream) for n in natives], contents)
-        noise = _prove_noise(hook, module_ids, ours, same, memory, stream)
+        with Memory(hook) as memory, _Suspects(hook, module_ids, ours, references, stream) as words:
+            dead = {c.address for recording in (ours, *references) for c in recording.contents}
+            for seed in (None, *(range(_VARIED) if vary is not None else ())):
+                journal.enter_state(seed)
+                if vary is not None and seed is not None:
+                    vary(seed)
+                    call("cuCtxSynchronize")
+                dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
+                words.prove(memory, journal)
+            sizes = dict(memory.ranges)
+            return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": words.proven()}
     finally:
         call("cuStreamDestroy", stream)
-    sizes = dict(memory.ranges)
-    return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": noise}
 
 
-def _replay(native: NativeGraph, stream: Any) -> Callable[[], None]:
+def _replay(native: CapturedGraph, stream: Any) -> Callable[[], None]:
     def run() -> None:
-        native.replay(int(stream))
+        native.rehearse(int(stream))
         call("cuStreamSynchronize", stream)
 
     return run
 
 
-def _prove_noise(
-    hook: _hook.Hook, module_ids: Sequence[int], ours: Recording, same: Recording, memory: Memory, stream: Any
-) -> list[list[int]]:
-    members = len(ours.graphs)
-    words = noise_candidates(
-        RankView(ours.rank, ours.blocks()[:members]),
-        RankView(ours.rank, same.blocks()[:members]),
-        ours.fields()[:members],
-    )
-    if not len(words):
-        return []
-    generator = np.random.default_rng(ours.rank)
-    bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
-    small = SmallGraphs(hook)
-    proven: list[list[int]] = []
-    try:
-        small.issue(ours.comm_ops)
-        for block in np.unique(words["block"]).tolist():
-            graph = ours.graphs[block]
-            relocations = ours.relocations[ours.relocations["block"] == block]
+def _comparable(one: Recording, other: Recording) -> bool:
+    """Whether two ranks may turn out to be of one class."""
+    return [len(g.block) for g in one.graphs] == [len(g.block) for g in other.graphs]
 
-            def replay_with(params: np.ndarray, graph: Graph = graph, relocations: np.ndarray = relocations) -> None:
-                changed = np.concatenate([graph.block[: graph.param_start()], params])
-                bindings.relocate(changed, relocations)
-                built = BuiltGraph(
-                    hook,
-                    graph.nodes,
-                    graph.edges,
-                    graph.attributes,
-                    changed[graph.param_start() :],
-                    bindings.functions,
-                    small.handles,
-                )
-                try:
-                    built.launch(int(stream))
-                    call("cuStreamSynchronize", stream)
-                finally:
-                    built.close()
 
-            candidates = words[words["block"] == block]
-            other = same.graphs[block].params
-            found = prove_noise(memory, graph, candidates, other, replay_with, generator)
-            proven += [[block, *word] for word in found]
-    finally:
-        small.close()
-    return proven
+class _Suspects:
+    """The words that differ between two captures of one rank, fewer with each proof that they fail."""
+
+    def __init__(
+        self,
+        hook: _hook.Hook,
+        module_ids: Sequence[int],
+        ours: Recording,
+        references: Sequence[Recording],
+        stream: Any,
+    ) -> None:
+        same = next(r for r in references if r.rank == ours.rank)
+        self._hook, self._ours, self._same, self._stream = hook, ours, same, stream
+        members = len(ours.graphs)
+        view, control, *others = (
+            RankView(r.rank, r.blocks()[:members])
+            for r in (ours, same, *(r for r in references if _comparable(r, ours) and r is not same))
+        )
+        self._words = noise_candidates(view, control, ours.fields()[:members], others=others, mapped=process_memory())
+        self._generator = np.random.default_rng(ours.rank)
+        self._small = SmallGraphs(hook)
+        if len(self._words):
+            self._bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
+            try:
+                self._small.issue(ours.comm_ops)
+            except BaseException:
+                self._small.close()
+                raise
+
+    def prove(self, memory: Memory, journal: Journal) -> None:
+        """Keeps the words that are noise with memory as it is."""
+        kept = []
+        for block in np.unique(self._words["block"]).tolist():
+            graph, other = self._ours.graphs[block], self._same.graphs[block].params
+            mine = self._words[self._words["block"] == block]
+            found = prove_noise(memory, graph, mine, other, self._replay_with(block), self._generator, journal)
+            kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
+        if kept:
+            self._words = np.concatenate(kept)
+
+    def proven(self) -> list[list[int]]:
+        """[block, offset, width] of each word that is left."""
+        return [[int(w["block"]), int(w["offset"]), int(w["width"])] for w in self._words]
+
+    def __enter__(self) -> _Suspects:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._small.close()
+
+    def _replay_with(self, block: int) -> Callable[[np.ndarray], None]:
+        graph = self._ours.graphs[block]
+        relocations = self._ours.relocations[self._ours.relocations["block"] == block]
+
+        def run(params: np.ndarray) -> None:
+            changed = np.concatenate([graph.block[: graph.param_start()], params])
+            self._bindings.relocate(changed, relocations)
+            built = BuiltGraph(
+                self._hook,
+                graph.nodes,
+                graph.edges,
+                graph.attributes,
+                changed[graph.param_start() :],
+                self._bindings.functions,
+                self._small.handles,
+            )
+            try:
+                built.launch(int(self._stream))
+                call("cuStreamSynchronize", self._stream)
+            finally:
+                built.close()
+
+        return run

@@ -17,7 +17,8 @@ from pathlib import Path
 from foundryd import _native
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
-from foundryd.capture.merge import Merge, merge, write_archive
+from foundryd.capture.journal import unended
+from foundryd.capture.merge import Merge, merge, same_structure, write_archive
 from foundryd.capture.recording import Recording, load
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
@@ -25,6 +26,9 @@ from foundryd.rankpatch.sampling import sample, split_classes
 from foundryd.rankpatch.verify import count_rules
 
 Progress = Callable[[str], None]
+
+# Each launch beyond the first is for one trial that ended the one before.
+_CONTROL_LAUNCHES = 24
 
 
 @dataclass
@@ -46,7 +50,8 @@ class CaptureSpec:
     """What to capture.
 
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
-    set; ``deadline`` is in seconds for one launch.
+    set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
+    every launch stays.
     """
 
     variant: str
@@ -55,6 +60,7 @@ class CaptureSpec:
     world_size: int | None = None
     deadline: float = 900.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    logs: Path | None = None
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -114,13 +120,27 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequen
     for rank in sample(mesh, requested).ranks:
         runs.run(rank)
     while True:
-        split = split_classes(mesh, {r: recording.structure_key() for r, recording in runs.recordings.items()})
+        keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
+        if len(set(keys.values())) > 1 and runs.again():
+            continue
+        split = split_classes(mesh, keys)
         if not split.capture:
             if len(split.classes) > 1:
-                runs.progress(f"{len(split.classes)} rank classes: ranks with templates of their own")
+                runs.progress(f"{len(split.classes)} rank classes: {_why(runs.recordings)}")
             return split.classes
         for rank in split.capture:
             runs.run(rank)
+
+
+def _why(recordings: Mapping[int, Recording]) -> str:
+    """What the first two ranks that differ differ in."""
+    first, *others = (recordings[r] for r in sorted(recordings))
+    for other in others:
+        try:
+            same_structure(first, other, CaptureError)
+        except CaptureError as difference:
+            return str(difference)
+    return "ranks with templates of their own"
 
 
 def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
@@ -150,6 +170,7 @@ class _Runs:
         self.progress = progress
         self.recordings: dict[int, Recording] = {}
         self.times: list[float] = []
+        self._warm = False
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
@@ -157,10 +178,32 @@ class _Runs:
             self.recordings[rank] = self._capture(f"rank {rank}", rank, self._path(rank), ())
         return self.recordings[rank]
 
+    def again(self) -> bool:
+        """Captures the rank that came first once more; answers whether that was left to do.
+
+        The first launch fills the caches of compilers and tuners, and what it allocates for that, the others do not.
+        """
+        if self._warm or not self.recordings:
+            return False
+        self._warm = True
+        first = next(iter(self.recordings))
+        self.recordings[first] = self._capture(f"rank {first}, with warm caches", first, self._path(first), ())
+        return True
+
     def control(self, rank: int, others: Sequence[int]) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
         path = self._folder / f"control-{rank}.recording"
-        return self._capture(f"the control of rank {rank}", rank, path, [self._path(r) for r in others])
+        journal = path.with_suffix(".journal")
+        for attempt in range(1, _CONTROL_LAUNCHES + 1):
+            known = len(unended(journal))
+            try:
+                return self._capture(f"the control of rank {rank}", rank, path, [self._path(r) for r in others])
+            except CaptureError:
+                fatal = unended(journal)
+                if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
+                    raise
+                self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
+        raise AssertionError("the last launch returns or raises")
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.recording"
@@ -168,12 +211,14 @@ class _Runs:
     def _capture(self, what: str, rank: int, path: Path, references: Sequence[Path]) -> Recording:
         self.progress(f"capturing as {what} of {self._mesh.world}")
         started = time.monotonic()
-        self._launch(rank, path, references)
-        self.times.append((time.monotonic() - started) * 1000)
+        try:
+            self._launch(rank, path, references)
+        finally:
+            self.times.append((time.monotonic() - started) * 1000)
         return load(path)
 
     def _launch(self, rank: int, path: Path, references: Sequence[Path]) -> None:
-        log = path.with_suffix(".log")
+        log = self._log(path.stem)
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 list(self._spec.command),
@@ -203,6 +248,13 @@ class _Runs:
                 f"capturing rank {rank} ended without a recording: call finish() on its GraphSet; its output:\n{tail}"
             )
 
+    def _log(self, name: str) -> Path:
+        """Where the output of the next launch goes."""
+        if self._spec.logs is None:
+            return self._folder / f"{name}.log"
+        self._spec.logs.mkdir(parents=True, exist_ok=True)
+        return self._spec.logs / f"{len(self.times):02}-{name}.log"
+
     def _environment(self, rank: int, path: Path, references: Sequence[Path]) -> dict[str, str]:
         env = {**os.environ, **self._spec.environment}
         local = self._mesh.coordinates(rank)[1]
@@ -218,9 +270,11 @@ class _Runs:
             NCCL_GRAPH_REGISTER="0",
             NCCL_RUNTIME_CONNECT="0",
         )
-        env.pop("FOUNDRYD_REFERENCE", None)
+        for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
+            env.pop(name, None)
         if references:
             env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in references)
+            env["FOUNDRYD_JOURNAL"] = str(path.with_suffix(".journal"))
         return env
 
 

@@ -11,12 +11,13 @@ from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
+from foundryd.capture.device import MemoryKernels, chunks_of
 from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
 from foundryd.session.materialize import communicators
-from foundryd.session.native import NativeGraph
+from foundryd.session.native import CapturedGraph
 from foundryd.settings import Settings
 
 # Arenas whose bytes restore must bring: the others are filled by the engine.
@@ -31,22 +32,25 @@ class Recorder:
         self._settings = settings
         self._identity = identity
         hook.set_rank(settings.rank)
-        self._captured: list[tuple[Any, Any, NativeGraph]] = []
+        self._captured: list[tuple[Any, Any, CapturedGraph]] = []
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
     @property
-    def natives(self) -> list[NativeGraph]:
+    def natives(self) -> list[CapturedGraph]:
         """The process's own graphs, in the order of the recording's."""
         return [native for _, _, native in self._captured]
 
-    def add(self, key: Any, native: NativeGraph) -> None:
+    def add(self, key: Any, native: CapturedGraph) -> None:
         """Reads a captured graph; raises ``UnsupportedNode`` if it has a node that cannot be restored exactly."""
         if any(key == known for known, _, _ in self._captured):
             raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
 
-    def recording(self) -> Recording:
-        """The recording as things are now; call when every graph is captured and no work is in flight."""
+    def recording(self, engine: dict[str, Any] | None = None) -> Recording:
+        """The recording as things are now; call when every graph is captured and no work is in flight.
+
+        ``engine`` is what the engine's adapter wants to find again when it restores.
+        """
         hook = self._hook
         mesh = Mesh.parse(self._settings.variant)
         report = hook.report()
@@ -77,6 +81,7 @@ class Recorder:
         images, symbol_ranges = self._modules(modules)
         symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
         windows = hook.windows()
+        allocations = self._allocations()
         return Recording(
             variant=str(mesh),
             world=mesh.world,
@@ -84,7 +89,7 @@ class Recorder:
             identity=self._identity,
             arena_base=report.arena_base,
             arena_stride=report.arena_stride,
-            allocations=self._allocations(),
+            allocations=allocations,
             graphs=graphs,
             functions=described,
             modules=images,
@@ -92,9 +97,10 @@ class Recorder:
             relocations=relocations,
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
-            contents=self._contents(),
+            contents=self._contents(allocations),
             windows=with_own(windows, report, self._settings.rank),
             own_window=bool((windows["rank"] == self._settings.rank).any()),
+            engine=engine or {},
             notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
         )
 
@@ -202,13 +208,34 @@ class Recorder:
             parts.append(rows)
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
-    def _contents(self) -> list[ContentRecord]:
-        """Every live allocation of the content arenas that is not all zero."""
+    def _contents(self, allocations: np.ndarray) -> list[ContentRecord]:
+        """Every live one of ``allocations`` in the content arenas that is not all zero.
+
+        Looking allocates, so they were listed before.
+        """
+        rows = allocations[np.isin(allocations["arena"], _CONTENT_ARENAS) & (allocations["live"] == 1)]
+        on_device = rows[rows["arena"] != ARENAS.index("host")]
+        zero = _all_zero([(int(r["address"]), int(r["bytes"])) for r in on_device])
         out = []
-        for allocation in self._allocations():
-            if allocation["arena"] in _CONTENT_ARENAS and allocation["live"]:
-                address, size = int(allocation["address"]), int(allocation["bytes"])
+        for row in rows:
+            address, size = int(row["address"]), int(row["bytes"])
+            if address not in zero:
                 data = self._hook.download(address, size)
                 if data.any():
-                    out.append(ContentRecord(address, int(allocation["arena"]), int(allocation["ordinal"]), data))
+                    out.append(ContentRecord(address, int(row["arena"]), int(row["ordinal"]), data))
         return out
+
+
+def _all_zero(ranges: list[tuple[int, int]]) -> set[int]:
+    """Addresses of those ranges of device memory that hold only zeros."""
+    if not ranges:
+        return set()
+    with MemoryKernels() as kernels:
+        chunks = chunks_of(ranges)
+        kernels.watch(chunks)
+        survey = kernels.survey()
+    filled = chunks["address"][survey.mixed | (survey.first != 0)]
+    starts = np.array([address for address, _ in ranges], np.uint64)
+    order = np.argsort(starts)
+    owners = starts[order][np.searchsorted(starts[order], filled, side="right") - 1]
+    return set(starts.tolist()) - set(owners.tolist())

@@ -72,6 +72,7 @@ class Recording:
     contents: list[ContentRecord]
     windows: np.ndarray = field(default_factory=lambda: np.zeros(0, _hook.window_dtype))  # see archive.windows.with_own
     own_window: bool = False  # whether the rank's own memory was open, too
+    engine: dict[str, Any] = field(default_factory=dict)  # what the engine's adapter compares when it restores
     notes: dict[str, Any] = field(default_factory=dict)
 
     def blocks(self) -> list[np.ndarray]:
@@ -141,6 +142,8 @@ class Recording:
         """What ranks of one class have in common, by name of the part; compared with ``==``."""
         return {
             "graphs": [g.key for g in self.graphs],
+            "outputs": [encode_outputs(g.outputs) for g in self.graphs],
+            "engine": self.engine,
             "templates": [template_key(g) for g in self.graphs],
             "functions": self.functions,
             "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
@@ -256,6 +259,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         tables=writer.put("tables", ranked.tables),
         relocations=writer.put("relocations", recording.relocations),
         windows=windows,
+        engine=recording.engine,
     )
 
 
@@ -353,6 +357,7 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
         communicators=variant.communicators,
         comm_ops=array(variant.comm_ops, _hook.comm_op_dtype),
         contents=contents,
+        engine=dict(variant.engine),
         notes=notes,
         **_unpack_windows(reader, variant),
     )

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from foundryd.demo import weights
 from foundryd.demo.config import DemoConfig
 from foundryd.demo.device import Device
-from foundryd.demo.images import CompiledImages, SoftImages, software_driver
+from foundryd.demo.images import CompiledImages, SoftImages
 from foundryd.demo.model import Inputs, Kernels, Model, Shard
 from foundryd.demo.nccl import Communicator
-from foundryd.demo.numerics import prompts
+from foundryd.demo.numerics import ACTIVATION, prompts
 from foundryd.demo.rendezvous import Store
 from foundryd.errors import UsageError
 from foundryd.session.arena import arena
+from foundryd.session.driver import software_driver
 from foundryd.session.graphset import GraphSet
 
 I32 = NDArray[np.int32]
@@ -82,6 +83,7 @@ class Engine:
             self._weights = self._load_weights()
         cache_shape = (config.max_batch, config.max_seq, shard.kv_heads, config.head_dim)
         cache = self._allocate("kv", [cache_shape] * (2 * config.layers))
+        self._cache = dict.fromkeys(cache, cache_shape)
         tokens, positions = self._allocate("io", [(config.max_batch,)] * 2)
         with arena("host"):
             self._positions = device.pinned(config.max_batch)
@@ -110,7 +112,7 @@ class Engine:
                 self._graphs[batch] = self.graphs.capture_or_restore(
                     ("decode", batch), partial(self._model.step, batch), stream=self.device.stream
                 )
-            self.graphs.finish()
+            self.graphs.finish(vary=self._vary)
 
     def decode(self) -> dict[int, I32]:
         """Decodes this cell's requests of each batch size; int32 [batch, steps] each, what each step sampled."""
@@ -141,6 +143,14 @@ class Engine:
         self._positions[:] = position
         if tokens is not None:
             self.device.write(self._inputs.tokens, tokens)
+
+    def _vary(self, seed: int) -> None:
+        """Puts inputs and cache into the state of a request that is under way, another for each seed."""
+        c, generator = self.config, np.random.default_rng(seed)
+        for address, shape in self._cache.items():
+            self.device.upload(address, generator.integers(-ACTIVATION, ACTIVATION + 1, shape).astype(np.float32))
+        tokens = generator.integers(0, c.vocab, c.max_batch, dtype=np.int32)
+        self._feed(tokens, int(generator.integers(1, c.max_seq)))
 
     def _load_weights(self) -> dict[str, int]:
         values = weights.shard(self.config, self.rank)

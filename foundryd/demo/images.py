@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -30,12 +28,6 @@ class Images(Protocol):
     """Where images come from: ``SoftImages`` or ``CompiledImages``."""
 
     def image(self, name: str, baking: Baking) -> bytes: ...
-
-
-@lru_cache(maxsize=1)
-def software_driver() -> bool:
-    """Whether the ``libcuda.so.1`` of this process is the software driver."""
-    return hasattr(ctypes.CDLL("libcuda.so.1"), "softcuda_counters")
 
 
 class SoftImages:

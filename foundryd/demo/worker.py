@@ -18,10 +18,10 @@ from typing import Any
 from foundryd.demo import config
 from foundryd.demo.device import Device
 from foundryd.demo.engine import Disturbance, Engine
-from foundryd.demo.images import software_driver
 from foundryd.demo.rendezvous import FakeStore, SocketStore, Store
 from foundryd.errors import FoundrydError, UsageError
 from foundryd.session.arena import ARENAS, arena
+from foundryd.session.driver import software_driver
 from foundryd.session.graphset import GraphSet
 from foundryd.settings import Mode, settings
 

@@ -8,6 +8,7 @@ arena holds.  The capture perturbs each suspect and replays; if outputs stay the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,15 @@ from foundryd.rankpatch.words import (
     check_fields,
     check_views,
     differing_words,
+    gather,
     locate,
 )
 
 noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4"), ("differs", "<u4")])
-"""A word of ``width`` bytes to perturb; ``differs`` is 1 if the control has another value there."""
+"""Neighbouring bytes to perturb together; ``differs`` is 1 if the control has another value there."""
+
+Spans = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""Starts and ends of address ranges, ascending."""
 
 ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 """(block, offset) or (block, offset, width) of words proven harmless, or an array of ``noise_dtype``.  Without a width
@@ -36,11 +41,21 @@ the whole field is meant, or the aligned 4 bytes of a struct."""
 HALVES = (0x0F, 0xF0)
 
 
-def noise_candidates(view: RankView, control: RankView, fields: Sequence[Fields] | None = None) -> npt.NDArray[np.void]:
-    """The words to perturb, as ``noise_dtype`` ascending by (block, offset).
+def noise_candidates(
+    view: RankView,
+    control: RankView,
+    fields: Sequence[Fields] | None = None,
+    *,
+    others: Sequence[RankView] = (),
+    mapped: Spans | None = None,
+) -> npt.NDArray[np.void]:
+    """The bytes to perturb, as ``noise_dtype`` ascending by (block, offset).
 
-    A field counts as a whole.  In a struct each aligned 4 bytes count by themselves, and with a half that differs its
-    other half is listed too, as ``differs`` 0: it may be the high half of the same stale pointer, equal by chance.
+    Where the two captures of one rank differ somewhere in four aligned bytes, those of the four that differ in any
+    capture are suspects; the rest may be a flag or a small number that a kernel reads, beside garbage in padding, and
+    to perturb it could send a kernel astray.  ``others`` are captures of other ranks: the more of them, the fewer
+    bytes of garbage are equal by chance.  Where such bytes are part of an address of host memory that ``mapped``
+    holds (of ``view``'s process), all of it is suspect: the bytes of a stale pointer are seldom all different.
     What lies between fields cannot be read by a kernel and needs no proof.
 
     Raises
@@ -49,31 +64,75 @@ def noise_candidates(view: RankView, control: RankView, fields: Sequence[Fields]
     """
     if view.rank != control.rank:
         raise UsageError(f"the control is of rank {control.rank}, not of rank {view.rank}: capture that rank again")
-    check_views([view, control])
-    words = differing_words([view.blocks, control.blocks], check_fields(fields, view.blocks))
-    differs = byte_mask(words.values[:, 0] ^ words.values[:, 1])
-    rows = []
-    whole = words.kind == Kind.FIELD
-    rows.append(_candidates(words, whole, np.zeros_like(words.size), words.size, np.ones(len(words), dtype=bool)))
+    captures = [view, control, *others]
+    check_views(captures)
+    bounds = check_fields(fields, view.blocks)
+    words = differing_words([c.blocks for c in captures], bounds)
+    words = words.chosen(words.kind != Kind.PADDING)
+    moved = byte_mask(words.values[:, 0] ^ words.values[:, 1])
+    differs = np.bitwise_or.reduce(
+        [byte_mask(words.values[:, 0] ^ words.values[:, k]) for k in range(1, len(captures))]
+    )
+    suspect = np.zeros_like(moved)
     for half in HALVES:
-        start = 0 if half == HALVES[0] else 4
-        present = (words.kind == Kind.STRUCT) & (words.size > start)
-        width = np.minimum(words.size - start, 4)
-        rows.append(_candidates(words, present, np.full_like(words.size, start), width, differs & half != 0))
-    found = np.concatenate(rows)
-    ordered: npt.NDArray[np.void] = found[np.lexsort((found["offset"], found["block"]))]
-    return ordered
+        suspect |= np.where(moved & half != 0, differs & half, 0).astype(np.uint8)
+    rows: list[tuple[int, int, int, int]] = []
+    for number in np.unique(words.block).tolist():
+        mine = words.block == number
+        chosen = _positions(words.offset[mine], suspect[mine])
+        if mapped is not None:
+            chosen = np.union1d(chosen, _stale_pointers(view.blocks[number], chosen, bounds[number], mapped))
+        changed = np.isin(chosen, _positions(words.offset[mine], moved[mine]))
+        rows += [(number, *run) for run in _runs(chosen, changed)]
+    return np.array(rows, dtype=noise_dtype)
 
 
-def _candidates(
-    words: Words, chosen: npt.NDArray[np.bool_], start: Integers, width: Integers, differs: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.void]:
-    found = np.zeros(int(chosen.sum()), dtype=noise_dtype)
-    found["block"] = words.block[chosen]
-    found["offset"] = (words.offset + start)[chosen]
-    found["width"] = width[chosen]
-    found["differs"] = differs[chosen]
-    return found
+def _positions(offset: Integers, mask: Bits) -> Integers:
+    """Every byte position that a mask has, ascending."""
+    bits = np.unpackbits(mask[:, None], axis=1, bitorder="little").astype(bool)
+    positions: Integers = (offset[:, None] + np.arange(8))[bits]
+    return positions
+
+
+def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: Integers, mapped: Spans) -> Integers:
+    """Positions of all bytes of host addresses that have a suspect byte; addresses lie on multiples of 4 in a field."""
+    begin, end = fields[:, 0], fields[:, 0] + fields[:, 1]
+    at = np.searchsorted(begin, suspects, side="right") - 1
+    # Undeclared bytes are one field.
+    outside = suspects >= end[at]
+    low = np.where(outside, end[at], begin[at])
+    high = np.where(outside, np.append(begin[1:], len(block))[at], end[at])
+    unit = low + (suspects - low) // 4 * 4
+    found = []
+    for start in (unit, unit - 4):
+        fits = (start >= low) & (start + 8 <= high)
+        places = np.unique(start[fits])
+        values = gather(block, places, np.full_like(places, 8))
+        span = np.searchsorted(mapped[0], values, side="right") - 1
+        inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
+        for wide, width in ((values >> np.uint64(32) != 0, 8), (values >> np.uint64(32) == 0, 4)):
+            # Above a low address the half of zeros may as well be a number of its own.
+            found.append((places[inside & wide][:, None] + np.arange(width)).ravel())
+    return np.unique(np.concatenate(found))
+
+
+def _runs(positions: Integers, changed: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:
+    """(offset, width, differs) of neighbours inside four aligned bytes that are alike in ``changed``."""
+    if not len(positions):
+        return []
+    cut = (np.diff(positions) != 1) | (positions[1:] % 4 == 0) | (changed[1:] != changed[:-1])
+    first = np.concatenate(([0], np.flatnonzero(cut) + 1))
+    width = np.diff(np.append(first, len(positions)))
+    return list(zip(positions[first].tolist(), width.tolist(), changed[first].astype(int).tolist(), strict=True))
+
+
+def process_memory() -> Spans:
+    """The ranges of host memory that this process can read: where its stale pointers point."""
+    lines = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
+    # What a driver only reserves, it reserves by the terabyte, and small numbers would look like addresses of it.
+    spans = [span.split("-") for span, rights, _ in lines if rights.startswith("r")]
+    edges = np.array([[int(low, 16), int(high, 16)] for low, high in spans], dtype=np.uint64).reshape(-1, 2)
+    return edges[:, 0].copy(), edges[:, 1].copy()
 
 
 def byte_mask(difference: npt.NDArray[np.uint64]) -> Bits:

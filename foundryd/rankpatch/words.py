@@ -65,6 +65,10 @@ class Words:
     def __len__(self) -> int:
         return len(self.block)
 
+    def chosen(self, which: npt.NDArray[np.bool_]) -> Words:
+        """The words that ``which`` says, [words] of truth values."""
+        return Words(self.block[which], self.offset[which], self.size[which], self.kind[which], self.values[which])
+
     @property
     def inside(self) -> Bits:
         """Mask of the bytes that a word has, one bit a byte."""

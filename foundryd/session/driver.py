@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import lru_cache
 from typing import Any
 
 from cuda.bindings import driver
@@ -23,3 +25,9 @@ def call(name: str, *arguments: Any) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+@lru_cache(maxsize=1)
+def software_driver() -> bool:
+    """Whether the ``libcuda.so.1`` of this process is the software driver."""
+    return hasattr(ctypes.CDLL("libcuda.so.1"), "softcuda_counters")

@@ -4,27 +4,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from foundryd._native import _hook
+from foundryd.archive.identity import Provider
 from foundryd.errors import CaptureError, FoundrydError, HookMissing, UsageError
 from foundryd.session.identity import machine_identity
-from foundryd.session.native import NativeGraph, capture_native
+from foundryd.session.native import CapturedGraph, ReplayableGraph, capture_native
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
 from foundryd.settings import Mode, Settings, settings
 
 log = logging.getLogger("foundryd")
-
-
-class ReplayableGraph(Protocol):
-    """What ``capture_or_restore`` returns, however the graph came about."""
-
-    def replay(self, stream: int) -> None:
-        """Launches the graph on ``stream`` (a driver handle); does not wait."""
 
 
 class GraphSet:
@@ -37,35 +31,33 @@ class GraphSet:
     fallback : why an engine that should have restored captures natively instead, or None.
     """
 
-    def __init__(
-        self, config: Settings, *, store: Store | None = None, connect: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, config: Settings, *, store: Store | None = None, providers: Sequence[Provider] = ()) -> None:
         self.mode = config.mode
         self.fallback: FoundrydError | None = None
         self._settings = config
         self._store = store
-        self._connect = connect
+        self._connect: Callable[[], None] | None = None
+        self._providers = tuple(providers)
         self._session: Session | None = None
         self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
         self._recorder: Any = None
-        self._natives: list[NativeGraph] = []
+        self._natives: list[CapturedGraph] = []
         self._finished = False
         if self.mode is Mode.CAPTURE:
             self._start_recording()
         elif self.mode is Mode.RESTORE:
             try:
-                self._session = attach(config)
+                self._session = attach(config, self._providers)
             except FoundrydError as error:
                 self._fall_back(error)
 
     @classmethod
-    def from_env(cls, *, store: Store | None = None, connect: Callable[[], None] | None = None) -> GraphSet:
+    def from_env(cls, *, store: Store | None = None) -> GraphSet:
         """The graphs of this process; call before the first CUDA context.
 
-        ``store`` is how ranks reach one another; a world of one rank needs none.  ``connect`` opens peers' memory, see
-        ``Session.restore``.
+        ``store`` is how ranks reach one another; a world of one rank needs none.
         """
-        return cls(settings(), store=store, connect=connect)
+        return cls(settings(), store=store)
 
     @property
     def restored(self) -> bool:
@@ -82,6 +74,10 @@ class GraphSet:
         if self._hook is not None and self.mode is not Mode.OFF:
             self._hook.comm_declare(handle, np.array(ranks, np.uint32))
 
+    def connect_with(self, connect: Callable[[], None]) -> None:
+        """Says how this engine opens memory of its peers that only captures made, see ``Session.restore``."""
+        self._connect = connect
+
     def capture_or_restore(self, key: Any, fn: Callable[[], Any], *, stream: int) -> tuple[ReplayableGraph, Any]:
         """The graph of what ``fn`` launches on ``stream``, and what ``fn`` returns.
 
@@ -89,27 +85,54 @@ class GraphSet:
         """
         if self._finished:
             raise UsageError(f"the graph {key!r} was asked for after finish(): ask for every graph before")
-        if self._session is not None and not self._session.restored:
-            try:
-                self._session.restore(self._store, connect=self._connect)
-            except FoundrydError as error:
-                self._session.close()
-                self._session = None
-                self._fall_back(error)
+        self._prepare()
         if self._session is not None:
             graph = self._session.graph(key)
             return graph, graph.outputs
         native = capture_native(fn, stream)
+        self._keep(key, native)
+        return native, native.outputs
+
+    def _prepare(self) -> None:
+        """Restores everything at the first call, if there is something to restore from."""
+        if self._session is None or self._session.restored:
+            return
+        try:
+            self._check_engine(self._session.engine)
+            self._session.restore(self._store, connect=self._connect)
+        except FoundrydError as error:
+            self._session.close()
+            self._session = None
+            self._fall_back(error)
+
+    def _keep(self, key: Any, native: CapturedGraph) -> None:
+        """Takes in a graph that this process captured."""
         self._natives.append(native)
         if self._recorder is not None:
             self._recorder.add(key, native)
-        return native, native.outputs
 
-    def finish(self) -> None:
-        """Ends the loop: writes the recording when capturing."""
+    def _check_engine(self, recorded: Mapping[str, Any]) -> None:
+        """Raises ``LayoutDiverged`` unless the engine is as ``_describe_engine`` described it when it was captured."""
+
+    def _describe_outputs(self) -> None:
+        """Brings the ``outputs`` of every captured graph into the form that an archive holds."""
+
+    def _describe_engine(self) -> dict[str, Any]:
+        """What an adapter wants to find again when it restores: scalars, lists and dicts."""
+        return {}
+
+    def finish(self, vary: Callable[[int], None] | None = None) -> None:
+        """Ends the loop: writes the recording when capturing.
+
+        ``vary(seed)`` puts the engine's inputs and KV cache into another valid state, with the same content for the
+        same seed, as if it had served requests: more than one cached position, other tokens.  It allocates nothing, and
+        what it starts may still run when it returns.  Only a control run calls it, between proofs, and leaves the
+        engine in the last of these states.  Without it the proofs hold for memory as it is now, and a value that
+        matters only later (a scale of attention while one position is cached) can pass for noise.
+        """
         self._finished = True
         if self._recorder is not None:
-            self._write_recording()
+            self._write_recording(vary)
 
     def close(self) -> None:
         """Destroys the graphs and gives the lease back; call before communicators are destroyed."""
@@ -143,18 +166,24 @@ class GraphSet:
             raise CaptureError(
                 "FOUNDRYD_MODE is capture, but FOUNDRYD_RECORDING is unset: start the engine with foundryd capture"
             )
-        self._recorder = Recorder(self._hook, self._settings, machine_identity().fields)
+        here = machine_identity(self._providers, local_rank=self._settings.local_rank)
+        self._recorder = Recorder(self._hook, self._settings, here.fields)
 
-    def _write_recording(self) -> None:
+    def _write_recording(self, vary: Callable[[int], None] | None) -> None:
         from foundryd.capture.control import prove
+        from foundryd.capture.journal import Journal
         from foundryd.capture.recording import load, save
 
         assert self._hook is not None
         assert self._settings.recording is not None
-        recording = self._recorder.recording()
+        recording = self._recorder.recording(self._describe_engine())
+        # After the memory was read: an adapter may have to replay graphs to describe them.
+        self._describe_outputs()
+        for graph, native in zip(recording.graphs, self._natives, strict=True):
+            graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            recording.notes.update(
-                prove(self._hook, recording, others, self._recorder.natives, self._recorder.module_ids)
-            )
+            journal = Journal(self._settings.journal)
+            modules = self._recorder.module_ids
+            recording.notes.update(prove(self._hook, recording, others, self._natives, modules, vary, journal))
         save(recording, self._settings.recording)

@@ -5,27 +5,28 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cuda.bindings import driver
 
 import foundryd
-from foundryd.archive.identity import MachineIdentity, Value, memory_class
+from foundryd.archive.identity import MachineIdentity, Provider, Value, memory_class
 from foundryd.errors import DriverCallFailed
 from foundryd.session.driver import call
 
 
 class ProcessFacts:
-    """Facts of one device and of the libraries in this process (a ``Provider`` of ``archive.identity``)."""
+    """Facts of a rank's device and of the libraries in this process (a ``Provider`` of ``archive.identity``)."""
 
-    def __init__(self, device: int = 0) -> None:
-        self._device = device
+    def __init__(self, local_rank: int = 0) -> None:
+        self._local_rank = local_rank
 
     def identity_facts(self) -> Mapping[str, Value]:
         """Facts by the names of ``archive.identity.FACTS``; raises ``DriverCallFailed``."""
         call("cuInit", 0)
-        handle = call("cuDeviceGet", self._device)
+        # Under capture one device stands for every local rank.
+        handle = call("cuDeviceGet", self._local_rank % max(1, int(call("cuDeviceGetCount"))))
 
         def ask(name: str) -> int:
             attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -44,9 +45,9 @@ class ProcessFacts:
         return facts | {name: value for name, value in optional.items() if value is not None}
 
 
-def machine_identity(device: int = 0) -> MachineIdentity:
-    """Identity of this process on ``device``; raises ``DriverCallFailed``."""
-    return MachineIdentity.collect([ProcessFacts(device)])
+def machine_identity(providers: Sequence[Provider] = (), *, local_rank: int = 0) -> MachineIdentity:
+    """Identity of this process on its device, with what ``providers`` add; raises ``DriverCallFailed``."""
+    return MachineIdentity.collect([ProcessFacts(local_rank), *providers])
 
 
 def kernel_driver_version(path: Path = Path("/sys/module/nvidia/version")) -> str | None:

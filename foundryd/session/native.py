@@ -5,12 +5,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 
 from foundryd.session.arena import arena
 from foundryd.session.driver import call
+
+
+class ReplayableGraph(Protocol):
+    """What ``capture_or_restore`` returns, however the graph came about."""
+
+    def replay(self, stream: int) -> None:
+        """Launches the graph on ``stream`` (a driver handle); does not wait."""
+
+
+class CapturedGraph(ReplayableGraph, Protocol):
+    """A graph that this process captured: ``graph`` is the driver's handle, ``outputs`` what an archive can hold."""
+
+    graph: Any
+    outputs: Any
+    instantiate_flags: int
+
+    def rehearse(self, stream: int) -> None:
+        """Replays on ``stream`` exactly as every other time, random numbers included; does not wait."""
+
+    def close(self) -> None:
+        """Destroys executable and graph."""
 
 
 @dataclass
@@ -25,6 +46,10 @@ class NativeGraph:
     def replay(self, stream: int) -> None:
         """Launches the graph on ``stream``; does not wait."""
         call("cuGraphLaunch", self.executable, driver.CUstream(stream))
+
+    def rehearse(self, stream: int) -> None:
+        """``replay``: nothing but memory makes two replays differ."""
+        self.replay(stream)
 
     def close(self) -> None:
         """Destroys executable and graph."""

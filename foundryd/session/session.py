@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from foundryd._native import _hook
 from foundryd.archive import identity
+from foundryd.archive.identity import Provider
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, LeaseLost, NotInArchiveError, UsageError
 from foundryd.rankpatch.mesh import Mesh
@@ -29,8 +30,10 @@ _PHASES = ("ops", "done")
 _ATTACH_DEADLINE = 30.0  # seconds
 
 
-def attach(config: Settings | None = None) -> Session:
+def attach(config: Settings | None = None, providers: Sequence[Provider] = ()) -> Session:
     """Takes a lease and the layout; must precede the process's first CUDA context.
+
+    ``providers`` know facts of the engine that the archive's identity may name.
 
     Raises ``HookMissing``, ``AttachTooLate``, ``IdentityMismatch``, ``NotInArchiveError`` or a ``DaemonError``.
     """
@@ -63,7 +66,7 @@ def attach(config: Settings | None = None) -> Session:
             timeout=_ATTACH_DEADLINE,
         )
     try:
-        session = Session(hook, attachment, config)
+        session = Session(hook, attachment, config, providers)
     except BaseException:
         attachment.close()
         raise
@@ -94,7 +97,13 @@ class Session:
     plan : what this rank does differently from the reference rank.
     """
 
-    def __init__(self, hook: _hook.Hook, attachment: client.Attachment, config: Settings) -> None:
+    def __init__(
+        self,
+        hook: _hook.Hook,
+        attachment: client.Attachment,
+        config: Settings,
+        providers: Sequence[Provider] = (),
+    ) -> None:
         self._hook = hook
         self._attachment = attachment
         self._config = config
@@ -111,7 +120,8 @@ class Session:
                 f"{config.world_size}: choose the variant that fits with FOUNDRYD_VARIANT"
             )
         hook.set_rank(config.rank)
-        identity.check(self._reader.index.identity, machine_identity(), attachment.name)
+        here = machine_identity(providers, local_rank=config.local_rank)
+        identity.check(self._reader.index.identity, here, attachment.name)
         hook.set_layout(
             self._variant.arena_base,
             self._variant.arena_stride,
@@ -159,6 +169,11 @@ class Session:
     def graphs(self) -> dict[Any, RestoredGraph]:
         """Every restored graph by key."""
         return dict(self._graphs)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """What the engine's adapter recorded, to compare with before restoring."""
+        return dict(self._variant.engine)
 
     @property
     def archive_memory(self) -> str:

@@ -8,12 +8,14 @@ import pytest
 
 from foundryd._native import _hook
 from foundryd.capture.canonical import Graph
-from foundryd.capture.proofs import Memory, prove_dead, prove_noise
+from foundryd.capture.proofs import prove_dead, prove_noise
+from foundryd.capture.snapshots import Memory
 from foundryd.rankpatch.noise import noise_dtype
+from foundryd.session.arena import ARENAS
 
 
 class HostMemory:
-    """Stands for the device: five allocations of the graph arena, and one of io."""
+    """Stands for pinned host memory: six allocations of the host arena."""
 
     def __init__(self) -> None:
         self.bytes = {0x1000 * (i + 1): np.arange(i, i + 64, dtype=np.uint8) for i in range(6)}
@@ -22,7 +24,7 @@ class HostMemory:
         out = np.zeros(len(self.bytes), _hook.allocation_dtype)
         for i, (address, data) in enumerate(self.bytes.items()):
             out[i]["address"], out[i]["bytes"] = address, len(data)
-            out[i]["arena"], out[i]["ordinal"], out[i]["live"] = (3 if i == 5 else 4), i, 1
+            out[i]["arena"], out[i]["ordinal"], out[i]["live"] = ARENAS.index("host"), i, 1
         return out
 
     def download(self, address, size):

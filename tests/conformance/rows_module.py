@@ -46,6 +46,40 @@ def bad_images(x: Bench) -> Any:
     ]
 
 
+PTX = b"""// of an older device
+.version 6.4
+.target sm_75
+.address_size 64
+.visible .entry store(.param .u64 store_to)
+{
+    .reg .u64 to;
+    ld.param.u64 to, [store_to];
+    st.global.u32 [to], 42;
+    ret;
+}
+"""
+
+
+@row("module.ptx")
+def ptx(x: Bench) -> Any:
+    """PTX for an older device is compiled, and its kernel writes pinned memory at the address that the host knows."""
+    loaded = cu.cuModuleLoadData(PTX + b"\0")
+    if code(loaded) != "SUCCESS":
+        return code(loaded)
+    address = int(ok(cu.cuMemHostAlloc(64, 0)))
+    word = ctypes.c_uint32.from_address(address)
+    word.value = 0
+    pointer = ctypes.c_uint64(address)
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    function = ok(cu.cuModuleGetFunction(loaded[1], b"store"))
+    ok(cu.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, ctypes.addressof(arguments), 0))
+    ok(cu.cuCtxSynchronize())
+    stored = word.value
+    ok(cu.cuMemFreeHost(address))
+    ok(cu.cuModuleUnload(loaded[1]))
+    return stored
+
+
 @row("bad_library.asked")
 def bad_library(x: Bench) -> Any:
     """What a library says later that was loaded from bytes that are no image."""

@@ -15,7 +15,7 @@ ENGINES = {
     "exits": "import sys, subprocess; subprocess.Popen(['sleep', '600']); print('no luck today'); sys.exit(3)",
     "hangs": "import subprocess, time; subprocess.Popen(['sleep', '600']); print('thinking', flush=True); "
     "time.sleep(600)",
-    "never finishes": WORKER + "GraphSet.finish = lambda self: None\nsys.exit(worker.main(sys.argv[1:]))",
+    "never finishes": WORKER + "GraphSet.finish = lambda self, **_: None\nsys.exit(worker.main(sys.argv[1:]))",
     "breaks in the middle": WORKER
     + """
 add = GraphSet.capture_or_restore

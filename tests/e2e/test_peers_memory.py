@@ -53,7 +53,8 @@ def barrier(name):
     for rank in group:
         store.get(f"{name}/{rank}", 30.0)
 
-graphs = GraphSet.from_env(store=store, connect=connect)
+graphs = GraphSet.from_env(store=store)
+graphs.connect_with(connect)
 device = Device(env.local_rank)
 with arena("io"):
     own, out = device.allocate((4,)), device.allocate((64,))

@@ -188,9 +188,11 @@ def test_an_int_beside_noise_in_a_struct_keeps_its_rule() -> None:
 
     captures = [struct(r, garbage[r], low[r]) for r in garbage]
     control = struct(1, 0x77777777, 0x5000)  # the pointer's high half happens to be equal
-    candidates = noise_candidates(captures[1], control, [None])
-    assert [tuple(c) for c in candidates.tolist()] == [(0, 0, 4, 0), (0, 4, 4, 1), (0, 8, 4, 1), (0, 12, 4, 0)]
-    proven = [tuple(c)[:3] for c in candidates.tolist() if c[1] != 0]  # perturbing the int changes outputs
+    heap = (np.array([0x7F1100000000], dtype="<u8"), np.array([0x7F1200000000], dtype="<u8"))
+    candidates = noise_candidates(captures[1], control, [None], mapped=heap)
+    proven = [tuple(c)[:3] for c in candidates.tolist()]
+    assert proven == [(0, 4, 4), (0, 8, 1), (0, 9, 2), (0, 11, 1), (0, 12, 4)]
+    assert [c["differs"] for c in candidates] == [1, 0, 1, 0, 0]
     inferred = infer(captures, EP8, control=control, proven_noise=proven)
     assert [(int(r["offset"]), int(r["width"]), int(r["kind"])) for r in inferred.rules] == [
         (0, 4, RuleKind.AFFINE),
@@ -200,6 +202,18 @@ def test_an_int_beside_noise_in_a_struct_keeps_its_rule() -> None:
     ]
     with pytest.raises(UnexplainedWord, match=r"offset 8 .*next to noise"):
         infer(captures, EP8, control=control, proven_noise=[p for p in proven if p[1] != 12])
+
+
+def test_a_flag_beside_garbage_is_never_perturbed() -> None:
+    """A truth value with three bytes of padding behind it: setting it to garbage may send a kernel astray."""
+
+    def struct(rank: int, garbage: int, seldom: int) -> RankView:
+        return RankView(rank, [np.array([1, garbage & 0xFF, garbage >> 8, seldom, 5, 0, 0, 0], dtype=np.uint8)])
+
+    ours, control = struct(1, 0x1234, 7), struct(1, 0xABCD, 7)
+    others = [struct(0, 0x5678, 7), struct(3, 0x9999, 9)]
+    assert [tuple(c) for c in noise_candidates(ours, control, [None])] == [(0, 1, 2, 1)]
+    assert [tuple(c) for c in noise_candidates(ours, control, [None], others=others)] == [(0, 1, 2, 1), (0, 3, 1, 0)]
 
 
 def test_noise_can_be_proven_by_the_byte() -> None:

@@ -129,9 +129,10 @@ def capture(program: Program, requested: list[int] | None = None) -> Captured:
     """The loop of a capture: sample, infer, capture what is undecided, infer again."""
     sampling = sample(program.mesh, requested)
     control = program.record(sampling.control, launch=1)
-    proven = program.proven(noise_candidates(program.record(sampling.control), control, program.fields()))
     while True:
         views = [program.record(rank) for rank in sampling.ranks]
+        ours = program.record(sampling.control)
+        proven = program.proven(noise_candidates(ours, control, program.fields(), others=views))
         inference = infer(
             views,
             program.mesh,

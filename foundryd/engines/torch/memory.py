@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas as memory pools of PyTorch's caching allocator, and proof that tensors lie where they lay.
+
+The hook places the segments that the allocator asks for, and compares their sequence.  Inside a segment the allocator
+decides; so what it placed there is recorded and compared too, block by block, and tensors that the engine names are
+compared by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from foundryd.errors import CaptureError, LayoutDiverged, UsageError
+from foundryd.session.arena import ARENAS, arena
+
+# What the engine itself fills: what was allocated there must be found again.
+FILLED = ("weights", "kv", "io")
+
+
+class Arenas:
+    """A memory pool for each arena that the engine fills; made at first use."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pools: dict[str, torch.cuda.MemPool] = {}
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """Tensors made inside come from that arena; ``host`` and ``default`` are where others go by themselves."""
+        if name not in ARENAS or name == "graph":
+            raise UsageError(f"there is no arena {name!r} to choose: use one of {', '.join((*FILLED, 'host'))}")
+        if name not in FILLED:
+            yield
+            return
+        if name not in self._pools:
+            self._pools[name] = torch.cuda.MemPool()
+        # The pool first: leaving it gives nothing back to the driver, so no call is made outside of the arena.
+        with torch.cuda.use_mem_pool(self._pools[name], self._device), arena(name):
+            yield
+
+    def blocks(self) -> dict[str, list[list[int]]]:
+        """[address, bytes] of every block that is in use, by arena."""
+        return {
+            name: sorted(
+                [block["address"], block["requested_size"]]
+                for segment in pool.snapshot(include_traces=False)
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            )
+            for name, pool in sorted(self._pools.items())
+        }
+
+
+def describe(tensor: torch.Tensor) -> list[Any]:
+    """[address, shape, strides, dtype] of a tensor."""
+    return [
+        tensor.data_ptr(),
+        list(tensor.shape),
+        list(tensor.stride()),
+        str(tensor.dtype).removeprefix("torch."),
+    ]
+
+
+class Bound:
+    """Tensors that the engine named: each must have the address and form that it had when graphs were captured."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, list[Any]] = {}
+
+    def add(self, name: str, thing: torch.Tensor | torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        """Takes in a tensor, a module's parameters and buffers, or tensors by name."""
+        if isinstance(thing, torch.nn.Module):
+            named = [*thing.named_parameters(), *thing.named_buffers()]
+        elif isinstance(thing, Mapping):
+            named = list(thing.items())
+        else:
+            named = [("", thing)]
+        for part, tensor in named:
+            full = f"{name}.{part}" if part else name
+            if full in self._tensors:
+                raise UsageError(f"the name {full!r} was bound twice: give every tensor a name of its own")
+            self._tensors[full] = describe(tensor)
+
+    def recorded(self) -> dict[str, list[Any]]:
+        """The tensors by name."""
+        return dict(self._tensors)
+
+    def require_in_arenas(self, base: int, stride: int) -> None:
+        """Raises ``CaptureError`` if a named tensor lies where a restoring engine would not put it again."""
+        allowed = {ARENAS.index(name) for name in (*FILLED, "host")}
+        for name, (address, shape, _, _) in self._tensors.items():
+            place = (address - base) // stride
+            if 0 not in shape and place not in allowed:
+                where = ARENAS[place] if 0 <= place < len(ARENAS) else "no arena"
+                raise CaptureError(
+                    f"the tensor {name!r} is bound and lies at {address:#x}, in {where}: make it inside "
+                    f"graphs.arena(name) with one of {', '.join(FILLED)}"
+                )
+
+
+def check(recorded: Mapping[str, Any], bound: Mapping[str, list[Any]], blocks: Mapping[str, list[list[int]]]) -> None:
+    """Raises ``LayoutDiverged`` at the first tensor or block that is not where it was."""
+    for name, then in recorded["bound"].items():
+        now = bound.get(name)
+        if now is None:
+            raise LayoutDiverged(
+                f"the tensor {name!r} was bound when capturing and is not now: bind it before the graphs"
+            )
+        for what, old, new in zip(("address", "shape", "strides", "dtype"), then, now, strict=True):
+            if old != new:
+                shown = (f"{old:#x}", f"{new:#x}") if what == "address" else (old, new)
+                raise LayoutDiverged(
+                    f"the {what} of the tensor {name!r} is {shown[1]} here and {shown[0]} in the archive: make "
+                    "the same tensors in the same order, or capture again"
+                )
+    for name in bound.keys() - recorded["bound"].keys():
+        raise LayoutDiverged(f"the tensor {name!r} is bound here and was not when capturing: capture again")
+    for name, then in recorded["blocks"].items():
+        for old, new in zip(then, blocks.get(name, []), strict=False):
+            if list(old) != list(new):
+                raise LayoutDiverged(
+                    f"a tensor of arena {name!r} lies at {new[0]:#x} with {new[1]} bytes here and at {old[0]:#x} with "
+                    f"{old[1]} bytes in the archive: make the same tensors in the same order, or capture again"
+                )
+        if len(then) != len(blocks.get(name, [])):
+            raise LayoutDiverged(
+                f"arena {name!r} holds {len(blocks.get(name, []))} tensors here and {len(then)} in the archive: "
+                "make the same tensors, or capture again"
+            )

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the benchmark: what graphs cost natively, what the driver alone would cost, and what restoring costs.
+
+``native`` captures each graph through ``torch.cuda.graph`` and then measures the driver's floor for the same graphs.
+``engine`` captures or restores as the environment says; restored, it also captures some of the same graphs natively
+in the same process and compares replays of both, taken in turn.  The last line of standard output is the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Python runs with -P, which leaves a script's own folder out.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from engine import Engine, add_arguments, batch_sizes
+
+Replay = Callable[[], None]
+
+
+@contextmanager
+def timed(into: dict[str, float], name: str) -> Iterator[None]:
+    """Milliseconds of a block, and of what it launched."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    yield
+    torch.cuda.synchronize()
+    into[name] = (time.perf_counter() - started) * 1e3
+
+
+@dataclass
+class Native:
+    """A graph captured through ``torch.cuda.graph``; milliseconds of the steps."""
+
+    graph: Any
+    outputs: Any
+    times: dict[str, float]
+
+
+def capture_natively(fn: Callable[[], Any], pool: Any) -> Native:
+    """A warm-up, a capture and an instantiation, each timed."""
+    times: dict[str, float] = {}
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with timed(times, "warm_up_ms"):
+        fn()
+    with timed(times, "capture_ms"), torch.cuda.graph(graph, pool=pool):
+        outputs = fn()
+    with timed(times, "instantiate_ms"):
+        graph.instantiate()
+    return Native(graph, outputs, times)
+
+
+def native(args: argparse.Namespace) -> dict[str, Any]:
+    """Every graph natively, and the driver's floor for each."""
+    import floor
+
+    engine = Engine(args)
+    pool = torch.cuda.graph_pool_handle()
+    totals: dict[str, float] = {}
+    graphs: dict[int, Native] = {}
+    with timed(totals, "ready_ms"):
+        for batch in sorted(engine.batch_sizes, reverse=True):
+            graphs[batch] = capture_natively(partial(engine.step, batch), pool)
+    first: dict[str, float] = {}
+    with timed(first, "first_replay_ms"):
+        graphs[max(graphs)].graph.replay()
+    readings = {batch: floor.read(int(g.graph.raw_cuda_graph())) for batch, g in graphs.items()}
+    floor.cost(next(iter(readings.values())))  # the first of anything is slower
+    costs: dict[int, list[floor.Cost]] = {batch: [] for batch in readings}
+    for _ in range(args.floor_repeats):
+        for batch, reading in readings.items():
+            costs[batch].append(floor.cost(reading))
+    lowest = {
+        str(batch): {
+            "nodes": several[0].nodes,
+            "edges": several[0].edges,
+            "build_ms": statistics.median(c.build_ms for c in several),
+            "instantiate_ms": statistics.median(c.instantiate_ms for c in several),
+        }
+        for batch, several in costs.items()
+    }
+    result = engine.figures() | {
+        "graphs": len(graphs),
+        **totals,
+        **first,
+        "native": {str(batch): g.times for batch, g in graphs.items()},
+        "floor": lowest,
+    }
+    readings.clear()
+    graphs.clear()
+    engine.close()
+    return result
+
+
+def engine(args: argparse.Namespace) -> dict[str, Any]:
+    """All graphs from the environment's mode; restored, replays compared with native ones."""
+    rank = Engine(args)
+    times: dict[str, float] = {}
+    with timed(times, "first_replay_ms"):
+        with timed(times, "ready_ms"):
+            rank.prepare()
+        if not rank.capturing:
+            rank.replay(max(rank.batch_sizes))
+    result = rank.figures() | times
+    if not rank.capturing:
+        wanted = [batch for batch in args.compare if batch in rank.replayable]
+        result["compared_with_native"] = {str(batch): asdict(compare(rank, batch, args)) for batch in wanted}
+        result["memory_with_native"] = rank.figures()["memory"]
+    rank.close()
+    return result
+
+
+@dataclass
+class Comparison:
+    """Replays of one graph three ways, taken in turn: milliseconds by CUDA events, and ratios of neighbours.
+
+    ``ratio`` is the restored graph to a native one, ``spread`` one native one to another: 10th, 50th and 90th
+    percentile of each.  ``launch_us`` is what a launch takes on the host.
+    """
+
+    restored_ms: float
+    native_ms: float
+    other_native_ms: float
+    ratio: list[float]
+    spread: list[float]
+    launch_us: dict[str, float]
+    samples: dict[str, list[float]]
+
+
+def compare(rank: Engine, batch: int, args: argparse.Namespace) -> Comparison:
+    """Compares replays; every rank does so in one order, since a graph may hold collectives."""
+    pool = torch.cuda.graph_pool_handle()
+    natives = [capture_natively(partial(rank.step, batch), pool) for _ in range(2)]
+    ways: dict[str, Replay] = {
+        "restored": rank.replayable[batch][0].replay,
+        "native": natives[0].graph.replay,
+        "other_native": natives[1].graph.replay,
+    }
+    samples: dict[str, list[float]] = {way: [] for way in ways}
+    launches: dict[str, list[float]] = {way: [] for way in ways}
+    # Every order as often as every other, so that no way always follows the same one.
+    orders = itertools.islice(itertools.cycle(itertools.permutations(ways)), args.warm_up_rounds + args.rounds)
+    for i, order in enumerate(orders):
+        for way in order:
+            device_ms, host_us = _sample(ways[way], args.inner)
+            if i >= args.warm_up_rounds:
+                samples[way].append(device_ms)
+                launches[way].append(host_us)
+    medians = {way: statistics.median(values) for way, values in samples.items()}
+    return Comparison(
+        medians["restored"],
+        medians["native"],
+        medians["other_native"],
+        _percentiles(_ratios(samples["restored"], samples["native"])),
+        _percentiles(_ratios(samples["other_native"], samples["native"])),
+        {way: statistics.median(values) for way, values in launches.items()},
+        samples,
+    )
+
+
+def _sample(replay: Replay, inner: int) -> tuple[float, float]:
+    """Milliseconds on the device and microseconds on the host for one of ``inner`` replays in a row."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    began = time.perf_counter()
+    for _ in range(inner):
+        replay()
+    host = time.perf_counter() - began
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / inner, host / inner * 1e6
+
+
+def _ratios(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(left, right, strict=True)]
+
+
+def _percentiles(values: Sequence[float]) -> list[float]:
+    deciles = statistics.quantiles(values, n=10)
+    return [deciles[0], statistics.median(values), deciles[-1]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=("native", "engine"))
+    add_arguments(parser)
+    # A short cache: proofs of a capture save and compare all of it many times.
+    parser.set_defaults(size="qwen3-8b", layers=36, batch_sizes=batch_sizes("1-64"), max_seq=128)
+    parser.add_argument("--floor-repeats", type=int, default=3)
+    parser.add_argument(
+        "--compare", type=batch_sizes, default=(1, 8, 32, 64), help="batch sizes whose replays to compare"
+    )
+    parser.add_argument("--rounds", type=int, default=60, help="samples of each way")
+    parser.add_argument("--warm-up-rounds", type=int, default=6)
+    parser.add_argument("--inner", type=int, default=5, help="replays of one sample")
+    parser.add_argument("--json", help="where to write the report too; {rank} becomes the rank")
+    args = parser.parse_args()
+    result = native(args) if args.role == "native" else engine(args)
+    text = json.dumps(result)
+    if args.json:
+        Path(args.json.replace("{rank}", str(result["rank"]))).write_text(text)
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
