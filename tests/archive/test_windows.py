@@ -31,7 +31,7 @@ def rows(*windows: tuple[int, int, int]) -> Any:
     """``fdy_window`` of (rank, offset in the window, bytes)."""
     from foundryd._native import _hook
 
-    table = [(window_base(Layout(), rank) + offset, size, rank, 0) for rank, offset, size in windows]
+    table = [(window_base(Layout(), rank) + offset, size, BASE + offset, rank, 0) for rank, offset, size in windows]
     return np.array(table, _hook.window_dtype)
 
 
@@ -92,6 +92,8 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "an arena's address": (put(0, "address", BASE), "window 0 does not lie in the window of its rank"),
     "a peer's window": (put(1, "rank", 0), "window 1 does not lie in the window of its rank"),
     "wild bytes": (put(0, "bytes", 2**64 - 1), "window 0 does not lie in the window of its rank"),
+    "origin below": (put(0, "origin", BASE - 1), "window 0 shows memory that is in no arena"),
+    "origin beyond": (put(2, "origin", BASE + 6 * STRIDE), "window 2 shows memory that is in no arena"),
     "overlap": (put(1, "bytes", 5000), "window 1 is not wholly before the next one"),
     "order": (lambda d: setattr(d, "windows", d.windows[::-1].copy()), "is not wholly before the next one"),
     "nothing": (lambda d: setattr(d, "windows", d.windows[:0]), "has windows, and nothing was open"),

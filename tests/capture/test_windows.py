@@ -29,7 +29,11 @@ class Layout:
 def opened(rank, *, own=False, size=4096):
     """What an engine opens that maps two buffers of each peer in its tensor-parallel group."""
     peers = [p for p in MESH.group(rank, ("tp",)) if own or p != rank]
-    rows = [(window_base(Layout(), p) + offset, n, p, 0) for p in peers for offset, n in ((0, size), (1 << 21, 8))]
+    rows = [
+        (window_base(Layout(), p) + offset, n, BASE + offset, p, 0)
+        for p in peers
+        for offset, n in ((0, size), (1 << 21, 8))
+    ]
     return np.array(rows, _hook.window_dtype)
 
 
@@ -86,7 +90,7 @@ def test_a_window_is_named_in_errors():
     one = recording(0)
     assert one.describe(1, _hook.window_dtype.itemsize + 8) == "field bytes of window 1"
     assert [len(b) for b in one.blocks()] == [0, one.windows.nbytes]
-    assert one.fields()[1][:4].tolist() == [[0, 8], [8, 8], [16, 4], [20, 4]]
+    assert one.fields()[1][:4].tolist() == [[0, 8], [8, 8], [16, 8], [24, 4]]
 
 
 class Open:

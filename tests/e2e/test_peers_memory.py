@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-# A rank that gathers from its tensor-parallel group by reading: its input, and what the graph itself made of it.
+# A rank that gathers from its tensor-parallel group by reading: its input, and what the graph itself made of it.  It
+# also has two buffers whose content differs by rank and that only a peer shows: `table`, which the peer reads, and
+# `outbox`, which goes into the peer's `inbox` and nowhere else.
 ENGINE = """
 import argparse, ctypes, json, os
 from pathlib import Path
@@ -46,7 +48,8 @@ def peers(name, address, opens=True):
 
 def connect():
     held = hook.report().arena_base + ARENAS.index("graph") * hook.report().arena_stride
-    peers("scratch", held, opens=env.rank != int(os.environ.get("OPENS_NOTHING", "-1")))
+    for place, name in enumerate(("scratch", "table")):
+        peers(name, held + 512 * place, opens=env.rank != int(os.environ.get("OPENS_NOTHING", "-1")))
 
 def barrier(name):
     store.set(f"{name}/{env.rank}", b"")
@@ -57,20 +60,24 @@ graphs = GraphSet.from_env(store=store)
 graphs.connect_with(connect)
 device = Device(env.local_rank)
 with arena("io"):
-    own, out = device.allocate((4,)), device.allocate((64,))
-device.upload(own, np.zeros(4, np.int32))
-device.upload(out, np.zeros(64, np.int32))
-inputs = peers("inputs", own)
-scratch, scratches = 0, []
+    own, out, inbox = device.allocate((4,)), device.allocate((64,)), device.allocate((4,))
+for address, count in ((own, 4), (out, 64), (inbox, 4)):
+    device.upload(address, np.zeros(count, np.int32))
+inputs, inboxes = peers("inputs", own), peers("inbox", inbox)
+scratch, made = 0, []
+other = 1 - group.index(env.rank)
 if capturing:
     with arena("graph"):
-        scratch = device.allocate((4,))
-    scratches = peers("scratch", scratch)
+        scratch, table, outbox = device.allocate((4,)), device.allocate((4,)), device.allocate((4,))
+    device.upload(table, np.full(4, 7000 + env.rank, np.int32))
+    device.upload(outbox, np.full(4, 8000 + env.rank, np.int32))
+    made = [*peers("scratch", scratch), peers("table", table)[other]]
 
 def step():
     if scratch:
         checked(cu.cuMemcpyDtoDAsync, scratch, own, 16, device.stream)
-    for place, address in enumerate([*inputs, *scratches]):
+        checked(cu.cuMemcpyDtoDAsync, inboxes[other], outbox, 16, device.stream)
+    for place, address in enumerate([*inputs, *made]):
         checked(cu.cuMemcpyDtoDAsync, out + 16 * place, address, 16, device.stream)
 
 graph, _ = graphs.capture_or_restore("gather", step, stream=device.stream)
@@ -83,7 +90,9 @@ if not capturing:
     device.synchronise()
     barrier("replayed")
     graph.replay(device.stream)
-    seen = device.read(out, (16,), "int32")[::4].tolist()
+    device.synchronise()
+    barrier("again")
+    seen = [int(device.read(address, (1,), "int32")[0]) for address in (*range(out, out + 80, 16), inbox)]
     barrier("read")
 fallback = graphs.fallback and {"reason": graphs.fallback.reason, "message": str(graphs.fallback)}
 windows = [[int(w["rank"]), int(w["address"])] for w in hook.windows()]
@@ -104,7 +113,8 @@ def test_every_rank_reads_its_own_group_s_memory(e2e, worlds, captured):
         assert rank.code == 0, rank.err
         assert rank.result["restored"], rank.result["fallback"]
         first = rank.rank // 2 * 2
-        assert rank.result["seen"] == [100 + first, 101 + first] * 2
+        peer = first + 1 - rank.rank % 2
+        assert rank.result["seen"] == [100 + first, 101 + first, 100 + first, 101 + first, 7000 + peer, 8000 + peer]
     assert ranks[0].result["windows"] == ranks[1].result["windows"]
     assert ranks[2].result["windows"] == ranks[3].result["windows"] != ranks[0].result["windows"]
 
@@ -116,8 +126,8 @@ def test_the_archive_says_which_windows_were_open(e2e, foundryd, captured):
         for variant in reader.index.variants:
             assert variant.windows.own
             table = reader.array(variant.windows.section, e2e._hook.window_dtype)
-            assert table["rank"].tolist() == [0, 0, 1, 1]
-            assert table["bytes"].tolist() == [16] * 4
+            assert table["rank"].tolist() == [0] * 4 + [1] * 4
+            assert table["bytes"].tolist() == [16] * 8
 
 
 def test_a_rank_that_did_not_open_its_peers_captures_and_so_does_everybody(e2e, worlds, captured):

@@ -351,7 +351,7 @@ def test_a_capture_without_peers_has_every_rank_at_its_window(run_rank: Any) -> 
         assert alone.read(opened[0] + 4 * MIB - 64, 64) == "00" * 64
         alone.write(opened[0], "11")
         assert [alone.read(a, 1) for a in [address, *opened]] == ["77", "11", "77", "00"]
-        assert alone.windows() == [[rank, window(rank, DEFAULT), 4 * MIB] for rank in (0, 3, 63)]
+        assert alone.windows() == [[rank, window(rank, DEFAULT), 4 * MIB, BASE] for rank in (0, 3, 63)]
         assert [a for a in alone.threads() if "foundryd" in a] == []
         assert alone.close(opened[0]) == "CUDA_SUCCESS"
         assert not alone.readable(opened[0])

@@ -57,7 +57,7 @@ RESTORE = """
 def test_a_graph_reads_the_real_peer_where_its_stand_in_was(hooked: Any, run_rank: Any) -> None:
     captured = hooked.graphs(CAPTURE, "capture", env={"RANK": "1"})
     assert captured["seen"] == [5, 5 * 31, 5 * 31, 0]
-    assert [w[2] for w in captured["windows"]] == [0, 0, 1]
+    assert [w[3] for w in captured["windows"]] == [0, 0, 1]
     with run_rank(0, "restore") as peer:
         peer.set_layout(BASE, STRIDE, [[a[2], a[3], a[0], a[1], a[4]] for a in captured["allocations"]])
         peer.start()

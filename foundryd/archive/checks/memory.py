@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
 from foundryd.archive.index import Variant, Windows
-from foundryd.archive.windows import WINDOWS, window_base
+from foundryd.archive.windows import ARENAS, WINDOWS, window_base
 
 _ADDRESS_END = 2**64
 
@@ -107,6 +107,8 @@ def _check_windows(found: Findings, variant: Variant, windows: Windows) -> None:
     good = found.none(table["rank"] >= ranks, "window", f"is of a rank that is not one of {ranks}")
     good &= found.none(table["reserved"] != 0, "window", "has a flag that does not exist")
     good &= found.none(table["bytes"] == 0, "window", "has no bytes")
+    origin = table["origin"] - np.uint64(variant.arena_base)  # wraps below the arenas
+    good &= found.none(origin >= np.uint64(ARENAS * variant.arena_stride), "window", "shows memory that is in no arena")
     if good:
         stride = np.uint64(variant.arena_stride)
         start = np.array([window_base(variant, int(rank)) for rank in table["rank"]], np.uint64)

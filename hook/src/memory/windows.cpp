@@ -129,6 +129,7 @@ uint64_t Windows::open(const ipc::Ticket &ticket) {
   Mapping &mapping = map_locked(ticket, space, std::move(source));
   const uint64_t address = mapping.extent.base + (ticket.address - extent.base);
   auto [at, fresh] = opened_.try_emplace(address, Opened{.bytes = ticket.bytes,
+                                                         .origin = ticket.address,
                                                          .process = ticket.exporter.process,
                                                          .serial = ticket.serial,
                                                          .mapping = mapping.extent.base,
@@ -265,7 +266,7 @@ std::vector<fdy_window> Windows::list() {
   std::vector<fdy_window> out;
   out.reserve(opened_.size());
   for (const auto &[address, one] : opened_)
-    out.push_back({.address = address, .bytes = one.bytes, .rank = one.rank, .reserved = 0});
+    out.push_back({.address = address, .bytes = one.bytes, .origin = one.origin, .rank = one.rank, .reserved = 0});
   return out;
 }
 

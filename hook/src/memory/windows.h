@@ -58,6 +58,7 @@ class Windows {
   };
   struct Opened {
     uint64_t bytes;
+    uint64_t origin;  // where it is on its rank
     uint64_t process, serial;
     uint64_t mapping;
     uint64_t id;

@@ -70,7 +70,13 @@ class _Allocation(c.Structure):
 
 
 class _Window(c.Structure):
-    _fields_ = (("address", c.c_uint64), ("bytes", c.c_uint64), ("rank", c.c_uint32), ("reserved", c.c_uint32))
+    _fields_ = (
+        ("address", c.c_uint64),
+        ("bytes", c.c_uint64),
+        ("origin", c.c_uint64),
+        ("rank", c.c_uint32),
+        ("reserved", c.c_uint32),
+    )
 
 
 class _Layout(c.Structure):
@@ -212,12 +218,12 @@ def ipc_peer_handle(own: bytes, rank: int) -> bytes:
     return out.raw
 
 
-def windows() -> list[tuple[int, int, int]]:
-    """(rank, address, bytes) of what is open of peers' memory."""
+def windows() -> list[tuple[int, int, int, int]]:
+    """(rank, address, bytes, origin) of what is open of peers' memory."""
     out = _Buffer()
     _check(_hook.windows(c.byref(out)))
     array = (_Window * (out.bytes // c.sizeof(_Window))).from_address(out.data) if out.bytes else []
-    found = [(w.rank, w.address, w.bytes) for w in array]
+    found = [(w.rank, w.address, w.bytes, w.origin) for w in array]
     _hook.free_buffer(c.byref(out))
     return found
 
