@@ -24,6 +24,10 @@ NONE: int
 HOOK_ABI: int
 SETTING_CACHE_CONFIG: int
 """``attribute`` of a setting that is a function's cache configuration."""
+RESERVATION_FIRST: int
+"""``FDY_RESERVATION_FIRST``: where an engine's own reservations begin, in strides from the arenas' base."""
+RESERVATION_STRIDES: int
+"""``FDY_RESERVATION_STRIDES``: the room for the reservations of one arena."""
 
 allocation_dtype: np.dtype[np.void]
 range_dtype: np.dtype[np.void]
@@ -60,6 +64,7 @@ class DivergenceKind(IntEnum):
     EXTRA = 2
     MISSING = 3
     LIFETIME = 4
+    ADDRESS = 5
 
 class ModuleApi(IntEnum):
     MODULE_LOAD_DATA = 0

@@ -23,6 +23,7 @@ class Records:
     node, edge, attribute, allocation, window, comm_op, rule, relocation : dtypes.
     node_type, param_kind, arena, module_api, comm_op_kind, rule_kind : enumerations of the values of fields.
     none : "no such index" in every index field.
+    reservation_first, reservation_strides : where an engine's own reservations lie, in strides of arenas.
     """
 
     node: np.dtype[Any]
@@ -40,6 +41,8 @@ class Records:
     comm_op_kind: type[IntEnum]
     rule_kind: type[IntEnum]
     none: int
+    reservation_first: int
+    reservation_strides: int
 
 
 @lru_cache(maxsize=1)
@@ -62,6 +65,8 @@ def records() -> Records:
         comm_op_kind=hook.CommOpKind,
         rule_kind=_load("foundryd.rankpatch.infer").RuleKind,
         none=hook.NONE,
+        reservation_first=hook.RESERVATION_FIRST,
+        reservation_strides=hook.RESERVATION_STRIDES,
     )
 
 

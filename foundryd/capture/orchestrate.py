@@ -148,6 +148,8 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
     while True:
         recordings = [runs.run(rank) for rank in sampling.ranks]
         control = runs.control(sampling.control, [r.rank for r in recordings])
+        if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
+            continue
         merged = merge(recordings, control, sampling.members)
         if not merged.undecided:
             break

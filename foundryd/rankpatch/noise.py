@@ -40,6 +40,9 @@ the whole field is meant, or the aligned 4 bytes of a struct."""
 
 HALVES = (0x0F, 0xF0)
 
+_FOUR_GIB = np.uint64(1 << 32)
+_FAR_UP = np.uint64(1 << 44)
+
 
 def noise_candidates(
     view: RankView,
@@ -110,9 +113,9 @@ def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: In
         values = gather(block, places, np.full_like(places, 8))
         span = np.searchsorted(mapped[0], values, side="right") - 1
         inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-        for wide, width in ((values >> np.uint64(32) != 0, 8), (values >> np.uint64(32) == 0, 4)):
-            # Above a low address the half of zeros may as well be a number of its own.
-            found.append((places[inside & wide][:, None] + np.arange(width)).ravel())
+        # The upper half of an address far up is like no small number; that of a low one may well be one.
+        for chosen, width in ((values >= _FAR_UP, 8), (values < _FOUR_GIB, 4)):
+            found.append((places[inside & chosen][:, None] + np.arange(width)).ravel())
     return np.unique(np.concatenate(found))
 
 
@@ -127,10 +130,11 @@ def _runs(positions: Integers, changed: npt.NDArray[np.bool_]) -> list[tuple[int
 
 
 def process_memory() -> Spans:
-    """The ranges of host memory that this process can read: where its stale pointers point."""
+    """The ranges of this process's own host memory: where its stale pointers point."""
     lines = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
-    # What a driver only reserves, it reserves by the terabyte, and small numbers would look like addresses of it.
-    spans = [span.split("-") for span, rights, _ in lines if rights.startswith("r")]
+    # A driver reserves terabytes, and maps devices a few gigabytes up, where two small numbers side by side look like
+    # an address.
+    spans = [span.split("-") for span, rights, _ in lines if rights[0] == "r" and rights[3] == "p"]
     edges = np.array([[int(low, 16), int(high, 16)] for low, high in spans], dtype=np.uint64).reshape(-1, 2)
     return edges[:, 0].copy(), edges[:, 1].copy()
 

@@ -48,6 +48,7 @@ def check_layout(hook: _hook.Hook) -> None:
         2: f"({actual} bytes) is made here and not in the archive",
         3: f"({expected} bytes) is in the archive and was not made here",
         4: "is freed on one side and alive on the other",
+        5: f"({actual} bytes) is mapped by the engine itself at another address than in the archive",
     }.get(kind, f"diverged in a way this version does not know ({kind})")
     raise LayoutDiverged(
         f"allocation {ordinal} of arena {arena!r} {what}: restore with the configuration that was captured, or "

@@ -28,6 +28,7 @@ void define_enums(py::module_ &m) {
       .value("EXTRA", FDY_DIVERGENCE_EXTRA)
       .value("MISSING", FDY_DIVERGENCE_MISSING)
       .value("LIFETIME", FDY_DIVERGENCE_LIFETIME)
+      .value("ADDRESS", FDY_DIVERGENCE_ADDRESS)
       .finalize();
   py::native_enum<fdy_module_api>(m, "ModuleApi", "enum.IntEnum")
       .value("MODULE_LOAD_DATA", FDY_MODULE_LOAD_DATA)
@@ -62,6 +63,8 @@ void define_enums(py::module_ &m) {
   m.attr("NONE") = py::int_(FDY_NONE);
   m.attr("HOOK_ABI") = py::int_(FDY_HOOK_ABI);
   m.attr("SETTING_CACHE_CONFIG") = py::int_(FDY_SETTING_CACHE_CONFIG);
+  m.attr("RESERVATION_FIRST") = py::int_(FDY_RESERVATION_FIRST);
+  m.attr("RESERVATION_STRIDES") = py::int_(FDY_RESERVATION_STRIDES);
 }
 
 }  // namespace

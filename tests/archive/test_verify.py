@@ -29,6 +29,7 @@ from foundryd.errors import ArchiveFormatError, FoundrydError
 
 replace = msgspec.structs.replace
 BASE, STRIDE, NONE = 0x600000000000, 1 << 38, 0xFFFFFFFF
+RESERVATIONS = 70  # where those of the first arena begin, in strides
 
 
 def found_in(path: Path, deep: bool = True) -> list[str]:
@@ -41,6 +42,13 @@ def test_the_sample_has_no_violation(sample: Path) -> None:
     assert found_in(sample) == []
     with ArchiveReader.open(sample) as reader:
         verify(reader)
+
+
+def test_memory_that_an_engine_mapped_lies_among_the_reservations_of_its_arena(draft: Any, tmp_path: Path) -> None:
+    first, size = BASE + (RESERVATIONS + 8) * STRIDE, 8 * STRIDE
+    for address in (first, first + size - 4096):
+        draft.allocations["address"][2] = address
+        assert found_in(draft.write(tmp_path / "a.foundry")) == []
 
 
 # --- arrays: (what to change in the draft, part of the sentence) ------------------------------------------------------
@@ -86,6 +94,14 @@ ARRAYS: dict[str, tuple[Callable[[Any], None], str]] = {
     "arena": (put("allocations", 0, "arena", 6), "allocation 0 is in an arena that does not exist, there are 6"),
     "below its arena": (put("allocations", 0, "address", BASE), "allocation 0 does not lie in its arena"),
     "beyond its arena": (put("allocations", 0, "bytes", STRIDE + 1), "allocation 0 does not lie in its arena"),
+    "reserved by another arena": (
+        put("allocations", 0, "address", BASE + RESERVATIONS * STRIDE),
+        "allocation 0 does not lie in its arena",
+    ),
+    "behind the reservations": (
+        put("allocations", 0, "address", BASE + (RESERVATIONS + 2 * 8) * STRIDE - 2048),
+        "allocation 0 does not lie in its arena",
+    ),
     "wild bytes": (put("allocations", 1, "bytes", 2**64 - 1), "allocation 1 does not lie in its arena"),
     "no bytes": (put("allocations", 1, "bytes", 0), "allocation 1 has no bytes"),
     "live flag": (put("allocations", 1, "live", 2), "allocation 1 has a flag"),

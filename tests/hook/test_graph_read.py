@@ -322,14 +322,23 @@ def test_managed_memory_is_refused_by_address(hooked: Any, compile_c: Any) -> No
             read(lambda s: launch(module.function("join"), s, u64(out, managed + 8, out))),
             read(lambda s: ok(cu.cuMemsetD8Async(managed, 1, 16, s))),
             read(lambda s: ok(cu.cuMemcpyDtoDAsync(out, managed, 16, s))),
+            read(lambda s: ok(cu.cuMemcpyDtoDAsync(managed, out, 16, s))),
+            read(lambda s: launch_extra(
+                module.function("gaps"), s, struct.pack("<B7xdH6xQ", 1, 1.0, 1, managed + 4088))),
+            read(lambda s: launch(module.function("join"), s, u64(out, managed + 4096, out))),
         ])
         """,
         preload=[managed],
     )
-    assert [error for error, _ in refusals] == ["UnsupportedNode"] * 3
-    assert "parameter 1 of kernel join" in refusals[0][1]
-    assert hex(address + 8) in refusals[0][1]
-    assert all(hex(address) in text for _, text in refusals[1:])
+    assert refusals.pop()[0] == "nothing"  # right behind it
+    assert [error for error, _ in refusals] == ["UnsupportedNode"] * 5
+    assert all("cuMemAllocManaged" in text and text.startswith("node 0 of 1") for _, text in refusals)
+    kernel, fill, source, destination, packed = (text for _, text in refusals)
+    assert f"parameter 1 of kernel join holds the address {hex(address + 8)}" in kernel
+    assert f"the destination {hex(address)} of a memset node" in fill
+    assert f"the source {hex(address)} of a memcpy node" in source
+    assert f"the destination {hex(address)} of a memcpy node" in destination
+    assert f"parameter 3 of kernel gaps holds the address {hex(address + 4088)}" in packed
 
 
 def test_a_record_ends_with_its_graph(hooked: Any) -> None:

@@ -34,15 +34,33 @@ def check_memory(found: Findings, variant: Variant) -> None:
         _check_windows(found, variant, variant.windows)
 
 
+def _inside(table: npt.NDArray[Any], start: Any, size: Any) -> npt.NDArray[np.bool_]:
+    """Which allocations lie in the ``size`` bytes from ``start``."""
+    offset = table["address"] - start  # wraps below the start, and is then larger than any size
+    inside: npt.NDArray[np.bool_] = (offset < size) & (table["bytes"] <= size - np.minimum(offset, size))
+    return inside
+
+
+def _inside_reservations(
+    found: Findings, table: npt.NDArray[Any], base: np.uint64, stride: np.uint64
+) -> npt.NDArray[np.bool_]:
+    """Which allocations lie where the engine's own reservations of their arena do."""
+    first, strides = found.dtypes.reservation_first, found.dtypes.reservation_strides
+    last = first + len(found.dtypes.arena) * strides
+    if int(base) + last * int(stride) > _ADDRESS_END:
+        return np.zeros(len(table), dtype=np.bool_)
+    place = np.uint64(first) + table["arena"].astype(np.uint64) * np.uint64(strides)
+    return _inside(table, base + place * stride, np.uint64(strides) * stride)
+
+
 def _check_allocations(found: Findings, variant: Variant, table: npt.NDArray[Any]) -> bool:
     arenas = len(found.dtypes.arena)
     arena = table["arena"].astype(np.uint64)
     if not found.none(arena >= arenas, "allocation", f"is in an arena that does not exist, there are {arenas}"):
         return False
-    start = np.uint64(variant.arena_base) + arena * np.uint64(variant.arena_stride)
-    offset = table["address"] - start  # wraps below the arena, and is then larger than any stride
-    stride = np.uint64(variant.arena_stride)
-    inside = (offset < stride) & (table["bytes"] <= stride - np.minimum(offset, stride))
+    base, stride = np.uint64(variant.arena_base), np.uint64(variant.arena_stride)
+    inside = _inside(table, base + arena * stride, stride)
+    inside |= (arena < np.uint64(found.dtypes.arena["HOST"])) & _inside_reservations(found, table, base, stride)
     good = found.none(~inside, "allocation", "does not lie in its arena")
     good &= found.none(table["bytes"] == 0, "allocation", "has no bytes")
     good &= found.none((table["live"] > 1) | (table["reserved"] != 0), "allocation", "has a flag that does not exist")

@@ -23,6 +23,13 @@ typedef enum fdy_arena {
   FDY_ARENA_COUNT = 6
 } fdy_arena;
 
+// Reservations that an engine makes itself (cuMemAddressReserve) lie behind the arenas and 64 strides that are left for
+// windows of peers: those of arena a, which is of device memory, in FDY_RESERVATION_STRIDES strides from
+// base + (FDY_RESERVATION_FIRST + a * FDY_RESERVATION_STRIDES) * stride.  What is mapped there is an allocation of that
+// arena.
+#define FDY_RESERVATION_FIRST 70u
+#define FDY_RESERVATION_STRIDES 8u
+
 // One allocation, in the order of the arena's own sequence.
 typedef struct fdy_allocation {
   uint64_t address;
@@ -40,10 +47,11 @@ typedef struct fdy_range {
 
 typedef enum fdy_divergence_kind {
   FDY_DIVERGENCE_NONE = 0,
-  FDY_DIVERGENCE_SIZE = 1,     // the recording has another size at this ordinal
-  FDY_DIVERGENCE_EXTRA = 2,    // the recording's sequence ends before this ordinal
-  FDY_DIVERGENCE_MISSING = 3,  // the recording goes on, the process stopped here
-  FDY_DIVERGENCE_LIFETIME = 4  // freed here and live there, or the other way round
+  FDY_DIVERGENCE_SIZE = 1,      // the recording has another size at this ordinal
+  FDY_DIVERGENCE_EXTRA = 2,     // the recording's sequence ends before this ordinal
+  FDY_DIVERGENCE_MISSING = 3,   // the recording goes on, the process stopped here
+  FDY_DIVERGENCE_LIFETIME = 4,  // freed here and live there, or the other way round
+  FDY_DIVERGENCE_ADDRESS = 5    // mapped by the engine itself, and the recording has it at another place
 } fdy_divergence_kind;
 
 // The first place where this process left the recorded sequence of an arena.

@@ -27,7 +27,7 @@ void refuse_managed(const modules::UsedFunction &function, const std::vector<uin
       std::memcpy(&word, bytes.data() + at, sizeof word);
       if (memory::touches_managed(word, 1))
         throw Error(FDY_ERROR_UNSUPPORTED,
-                    "parameter %zu of kernel %s holds the address %#llx of managed memory, which "
+                    "parameter %zu of kernel %s holds the address %#llx of managed memory (cuMemAllocManaged), which "
                     "cannot be restored: allocate it with cuMemAlloc",
                     i, function.name.c_str(), static_cast<unsigned long long>(word));
     }
@@ -71,7 +71,7 @@ void check_side(const Side &side) {
       side.type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uintptr_t>(side.host) : static_cast<uint64_t>(side.device);
   if (memory::touches_managed(address, 1))
     throw Error(FDY_ERROR_UNSUPPORTED,
-                "the %s %#llx of a memcpy node is managed memory, which cannot be restored: "
+                "the %s %#llx of a memcpy node is managed memory (cuMemAllocManaged), which cannot be restored: "
                 "allocate it with cuMemAlloc",
                 side.what, static_cast<unsigned long long>(address));
   const auto place = memory::classify(address);
@@ -153,7 +153,7 @@ ParamBytes memcpy_params(const CUDA_MEMCPY3D_v2 &params) {
 ParamBytes memset_params(const CUDA_MEMSET_NODE_PARAMS_v1 &params) {
   if (memory::touches_managed(params.dst, 1))
     throw Error(FDY_ERROR_UNSUPPORTED,
-                "the destination %#llx of a memset node is managed memory, which cannot be "
+                "the destination %#llx of a memset node is managed memory (cuMemAllocManaged), which cannot be "
                 "restored: allocate it with cuMemAlloc",
                 static_cast<unsigned long long>(params.dst));
   CUDA_MEMSET_NODE_PARAMS_v1 clean = params;

@@ -3,17 +3,19 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
-#include "foundryd/records.h"
 #include "support/driver.h"
 
 namespace foundryd::memory {
 namespace {
 
 using Long = unsigned long long;
+
+constexpr uint64_t kUserSpace = 1ull << 47;
 
 uint64_t number_from(const char *name, uint64_t otherwise) {
   const char *text = std::getenv(name);
@@ -40,8 +42,23 @@ uint64_t Space::bytes() const {
   return FDY_ARENA_COUNT * stride;
 }
 
+Extent Space::reservations_of(uint32_t arena) const {
+  const uint64_t first = FDY_RESERVATION_FIRST + arena * FDY_RESERVATION_STRIDES;
+  const uint64_t room = (kUserSpace - base) / stride;  // in strides
+  if (room <= first) return {0, 0};
+  return {base + first * stride, std::min<uint64_t>(room - first, FDY_RESERVATION_STRIDES) * stride};
+}
+
+uint32_t Space::arena_of(uint64_t address) const {
+  if (address < base) return FDY_ARENA_COUNT;
+  const uint64_t at = (address - base) / stride;
+  if (at < FDY_ARENA_COUNT) return static_cast<uint32_t>(at);
+  if (at < FDY_RESERVATION_FIRST) return FDY_ARENA_COUNT;
+  const uint64_t arena = (at - FDY_RESERVATION_FIRST) / FDY_RESERVATION_STRIDES;
+  return arena < FDY_ARENA_HOST ? static_cast<uint32_t>(arena) : FDY_ARENA_COUNT;
+}
+
 void check_space(const Space &space) {
-  constexpr uint64_t kUserSpace = 1ull << 47;
   if (space.base == 0 || space.base % kGranule || space.stride == 0 || space.stride % kGranule ||
       space.stride > kUserSpace / FDY_ARENA_COUNT || space.base > kUserSpace - space.bytes())
     throw Error(
@@ -115,6 +132,18 @@ void Backing::bind(CUdevice device) {
                 granularity, static_cast<Long>(kGranule));
   properties_ = properties;
   device_ = device;
+}
+
+void Backing::reserve_at(Extent extent) {
+  RelaxedCapture relaxed;
+  CUdeviceptr got = 0;
+  FDY_CU(cuMemAddressReserve, &got, extent.bytes, 0, extent.base, 0);
+  if (got == extent.base) return;
+  FDY_CU_RESULT(cuMemAddressFree, got, extent.bytes);
+  throw Error(FDY_ERROR_MEMORY,
+              "a reservation of %llu bytes came out at 0x%llx and not at 0x%llx, so something else lies there: set "
+              "FOUNDRYD_ARENA_BASE to another address and capture again",
+              static_cast<Long>(extent.bytes), static_cast<Long>(got), static_cast<Long>(extent.base));
 }
 
 void Backing::map(Extent extent) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "foundryd/records.h"
 #include "memory/placement.h"
 #include "support/cuda.h"
 
@@ -22,6 +23,12 @@ struct Space {
   uint64_t device_bytes() const;  // of the arenas of device memory
   uint64_t bytes() const;         // of all
   bool contains(uint64_t address) const { return address >= base && address - base < bytes(); }
+
+  // Where an engine's own reservations lie that it makes with arena `arena` selected, one of device memory.  As much of
+  // it as programs can have addresses: possibly nothing.
+  Extent reservations_of(uint32_t arena) const;
+  // The arena of an address, its reservations included; FDY_ARENA_COUNT if there is none.
+  uint32_t arena_of(uint64_t address) const;
 };
 
 // FOUNDRYD_ARENA_BASE and FOUNDRYD_ARENA_STRIDE, or the defaults.  Throws Error for values that cannot be.
@@ -55,6 +62,9 @@ class Backing {
   bool bound() const { return device_ >= 0; }
   CUdevice device() const { return device_; }
 
+  // Takes address space behind the arenas, at this very place.  Throws Error if it does not come out there.
+  void reserve_at(Extent extent);
+
   // Memory of the arenas' own kind, not mapped anywhere.
   Memory create(uint64_t bytes) const;
   // Whole granules.  `map` leaves nothing behind if it throws.
@@ -62,7 +72,7 @@ class Backing {
   void unmap(Extent extent);
 
  private:
-  bool on_host(Extent extent) const { return extent.base >= space_.base + space_.device_bytes(); }
+  bool on_host(Extent extent) const { return space_.arena_of(extent.base) == FDY_ARENA_HOST; }
   void map_device(Extent extent);
   void map_host(Extent extent);
 

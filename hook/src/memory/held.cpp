@@ -22,8 +22,12 @@ void check_layout(const Sequences &sequences, const Space &space) {
   for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
     Placement trial = placement_of(space, static_cast<fdy_arena>(i));
     trial.raise_floor(trial.span().end());
+    Reservations pieces(i == FDY_ARENA_HOST ? Extent{0, 0} : space.reservations_of(i));
     for (const fdy_allocation &one : sequences[i]) {
-      if (!trial.possible(one.address, one.bytes) || (one.live && !trial.place_at(one.address, one.bytes)))
+      const bool mapped = pieces.zone().contains(one.address);
+      const bool possible = mapped ? pieces.possible(one.address, one.bytes) : trial.possible(one.address, one.bytes);
+      if (!possible || (one.live && !(mapped ? pieces.place_at(one.address, one.bytes)
+                                             : trial.place_at(one.address, one.bytes).has_value())))
         throw Error(FDY_ERROR_INVALID,
                     "the layout has allocation %u of arena %u (%llu bytes at 0x%llx) outside the arena or over another "
                     "one: the archive is damaged",
@@ -95,11 +99,26 @@ fdy_divergence Arenas::divergence() {
   return {};
 }
 
-void Arenas::map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, uint64_t>> &mapped) {
+void Arenas::release_held_locked(Arena &arena, uint64_t address, uint64_t bytes) {
+  if (arena.reservations.zone().contains(address)) {
+    backing_.unmap({address, bytes});
+  } else {
+    release_locked(arena, address);
+  }
+}
+
+void Arenas::map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, fdy_allocation>> &mapped) {
   for (const fdy_allocation &one : arena.recorded.sequence()) {
     if (!one.live) continue;
     auto present = arena.live.find(one.address);
     if (present != arena.live.end() && present->second.bytes == one.bytes) continue;  // the engine's, or held already
+    if (arena.reservations.zone().contains(one.address)) {
+      backing_.map({one.address, one.bytes});  // into what keep_reservations_locked took
+      mapped.emplace_back(&arena, one);
+      arena.live.insert_or_assign(one.address, Live{one.bytes, one.ordinal, ++serial_, true, false});
+      zero(arena.id, one.address, one.bytes);
+      continue;
+    }
     const auto placed = arena.placement.place_at(one.address, one.bytes);
     if (!placed)
       throw Error(
@@ -115,7 +134,7 @@ void Arenas::map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, ui
         throw;
       }
     }
-    mapped.emplace_back(&arena, one.address);
+    mapped.emplace_back(&arena, one);
     arena.live.emplace(one.address, Live{one.bytes, one.ordinal, ++serial_, true, false});
     zero(arena.id, one.address, one.bytes);
   }
@@ -133,19 +152,22 @@ void Arenas::map_held() {
       FDY_CU(cuCtxGetDevice, &device);
       backing_.bind(device);
     }
-    std::vector<std::pair<Arena *, uint64_t>> mapped;
+    std::vector<std::pair<Arena *, fdy_allocation>> mapped;
     try {
       for (const fdy_arena id : {FDY_ARENA_DEFAULT, FDY_ARENA_GRAPH, FDY_ARENA_HOST})
         map_recorded_locked(arenas_[id], mapped);
     } catch (...) {
       FDY_CU_RESULT(cuCtxSynchronize);  // the fills
-      for (const auto &[arena, address] : mapped) {
-        arena->live.erase(address);
-        release_locked(*arena, address);
+      for (const auto &[arena, one] : mapped) {
+        arena->live.erase(one.address);
+        release_held_locked(*arena, one.address, one.bytes);
       }
       throw;
     }
-    for (Arena &arena : arenas_) arena.recorded.stop();
+    for (Arena &arena : arenas_) {
+      arena.recorded.stop();
+      arena.reservations.raise_floor(arena.recorded.high_water(arena.reservations.zone()));
+    }
     held_mapped_ = true;
     recording_ = false;
   }
@@ -160,10 +182,9 @@ void Arenas::release_held() {
   require_layout_locked();
   for (Arena &arena : arenas_) {
     for (auto at = arena.live.begin(); at != arena.live.end();) {
-      const uint64_t address = at->first;
-      const bool held = at->second.held;
-      at = held ? arena.live.erase(at) : std::next(at);
-      if (held) release_locked(arena, address);
+      const auto [address, block] = *at;
+      at = block.held ? arena.live.erase(at) : std::next(at);
+      if (block.held) release_held_locked(arena, address, block.bytes);
     }
   }
   held_mapped_ = false;

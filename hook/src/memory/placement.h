@@ -30,6 +30,7 @@ struct Extent {
   uint64_t base;
   uint64_t bytes;
   uint64_t end() const { return base + bytes; }
+  bool contains(uint64_t address) const { return address >= base && address - base < bytes; }
 };
 
 // What is mapped around a block.  The number tells it from whatever lies there before or after it.

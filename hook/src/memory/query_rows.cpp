@@ -75,6 +75,8 @@ FDY_OVERRIDE CUresult CUDAAPI cuPointerGetAttributes(unsigned int number, CUpoin
                                                      CUdeviceptr address) {
   const CUresult result = FDY_NEXT(cuPointerGetAttributes, number, attributes, data, address);
   if (result != CUDA_SUCCESS || !overriding()) return result;
+  // What an engine mapped itself, the driver knows as such.
+  if (!ours(address)) return result;
   if (const auto range = range_of(address))
     for (unsigned int i = 0; i < number; ++i) answer(attributes[i], *range, data[i]);
   return result;

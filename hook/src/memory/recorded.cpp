@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "memory/placement.h"
 #include "support/error.h"
 
 namespace foundryd::memory {
@@ -21,9 +20,10 @@ const fdy_allocation *Recorded::at(uint32_t ordinal) const {
   return ordinal < sequence_.size() ? &sequence_[ordinal] : nullptr;
 }
 
-uint64_t Recorded::high_water() const {
+uint64_t Recorded::high_water(Extent span) const {
   uint64_t high = 0;
-  for (const fdy_allocation &one : sequence_) high = std::max(high, one.address + one.bytes);
+  for (const fdy_allocation &one : sequence_)
+    if (span.contains(one.address)) high = std::max(high, one.address + one.bytes);
   return high;
 }
 

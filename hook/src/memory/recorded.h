@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "foundryd/records.h"
+#include "memory/placement.h"
 
 namespace foundryd::memory {
 
@@ -21,8 +22,8 @@ class Recorded {
   void set(std::vector<fdy_allocation> sequence);
   std::span<const fdy_allocation> sequence() const { return sequence_; }
   const fdy_allocation *at(uint32_t ordinal) const;
-  // The first address above everything recorded, 0 if nothing was.
-  uint64_t high_water() const;
+  // The first address above everything recorded inside `span`, 0 if nothing was.
+  uint64_t high_water(Extent span) const;
 
   // weights, kv, io and host: the k-th allocation is the recorded one.  graph and default depend on what warm-up and
   // capture did, which a restore skips.

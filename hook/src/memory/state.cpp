@@ -24,10 +24,11 @@ Arenas &Arenas::instance() {
 }
 
 // Another thread may have held the lock, or been in the middle of a change.  A child of a process that had contexts
-// does not use the arenas any more (see mode.h); in any other there was nothing to change yet.  So the lock is made
-// anew, and forking never waits for it: a handler that did would have to know the order of the driver's locks.
+// does not use the arenas any more (see mode.h); in any other there was nothing to change yet.  So the locks are
+// made anew, and forking never waits for one: a handler that did would have to know the order of the driver's locks.
 void Arenas::after_fork_in_child() {
   new (&instance().lock_) std::mutex;
+  new (&instance().reserved_space_) std::mutex;
 }
 
 void Arenas::refuse_after_fork() {
@@ -54,6 +55,7 @@ void Arenas::reserve_locked() noexcept {
     space_ = layout_space_ ? *layout_space_ : space_from_environment();
     make_arenas_locked();
     backing_.reserve(space_);
+    keep_reservations_locked();
     state_ = State::ready;
   } catch (const Error &error) {
     fail_locked(error);
@@ -71,9 +73,10 @@ void Arenas::make_arenas_locked() {
   made.reserve(FDY_ARENA_COUNT);
   for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
     const auto id = static_cast<fdy_arena>(i);
-    Arena arena{id, placement_of(space_, id), Recorded(id), {}, 0, {}, {}};
+    const Extent behind = id == FDY_ARENA_HOST ? Extent{0, 0} : space_.reservations_of(id);
+    Arena arena{id, placement_of(space_, id), Recorded(id), {}, 0, {}, {}, Reservations(behind)};
     arena.recorded.set(layout_[i]);
-    if (const uint64_t high = arena.recorded.high_water()) arena.placement.raise_floor(high);
+    if (const uint64_t high = arena.recorded.high_water(arena.placement.span())) arena.placement.raise_floor(high);
     made.push_back(std::move(arena));
   }
   arenas_ = std::move(made);
@@ -104,8 +107,11 @@ uint64_t Arenas::allocate(fdy_arena which, uint64_t bytes, bool captured) {
   if (layout_space_) {
     if (const auto address = arena.recorded.follow(arena.made, bytes)) {
       placed = arena.placement.place_at(*address, bytes);
-      // Somebody still lives there whom the recording had freed by now.
-      if (!placed) arena.recorded.diverge(FDY_DIVERGENCE_LIFETIME, arena.made, bytes);
+      if (!placed) {
+        // The recording's engine mapped it itself, or somebody still lives there whom the recording had freed by now.
+        const bool elsewhere = arena.reservations.zone().contains(*address);
+        arena.recorded.diverge(elsewhere ? FDY_DIVERGENCE_ADDRESS : FDY_DIVERGENCE_LIFETIME, arena.made, bytes);
+      }
     }
   }
   if (!placed) placed = arena.placement.place(bytes);
@@ -117,22 +123,26 @@ uint64_t Arenas::allocate(fdy_arena which, uint64_t bytes, bool captured) {
       throw;
     }
   }
-  const uint32_t ordinal = arena.made++;
-  arena.live.emplace(placed->address, Live{bytes, ordinal, ++serial_, false, captured});
-  if (recording_) {
-    arena.history.push_back({.address = placed->address,
-                             .bytes = bytes,
-                             .arena = static_cast<uint32_t>(which),
-                             .ordinal = ordinal,
-                             .live = 1,
-                             .reserved = 0});
-  }
+  record_locked(arena, placed->address, bytes, captured);
   return placed->address;
 }
 
+void Arenas::record_locked(Arena &arena, uint64_t address, uint64_t bytes, bool captured) {
+  const uint32_t ordinal = arena.made++;
+  arena.live.insert_or_assign(address, Live{bytes, ordinal, ++serial_, false, captured});
+  if (!recording_) return;
+  arena.history.push_back({.address = address,
+                           .bytes = bytes,
+                           .arena = static_cast<uint32_t>(arena.id),
+                           .ordinal = ordinal,
+                           .live = 1,
+                           .reserved = 0});
+}
+
 Arena *Arenas::arena_of_locked(uint64_t address) noexcept {
-  if (state_ != State::ready || !space_.contains(address)) return nullptr;
-  return &arenas_[(address - space_.base) / space_.stride];
+  if (state_ != State::ready) return nullptr;
+  const uint32_t arena = space_.arena_of(address);
+  return arena < FDY_ARENA_COUNT ? &arenas_[arena] : nullptr;
 }
 
 bool Arenas::contains(uint64_t address) const noexcept {
@@ -140,7 +150,7 @@ bool Arenas::contains(uint64_t address) const noexcept {
 }
 
 std::optional<std::pair<Place, uint64_t>> Arenas::find(uint64_t address) noexcept {
-  if (!contains(address)) return std::nullopt;
+  if (!contains(address) && !reservable(address)) return std::nullopt;
   std::lock_guard guard(lock_);
   Arena *arena = arena_of_locked(address);
   if (!arena) return std::nullopt;
@@ -262,7 +272,7 @@ void Arenas::drain(Arena &arena) {
 
 std::optional<Shared> Arenas::share(uint64_t address, uint64_t serial) {
   std::lock_guard guard(lock_);
-  Arena *arena = arena_of_locked(address);
+  Arena *arena = space_.contains(address) ? arena_of_locked(address) : nullptr;
   if (!arena || arena->id == FDY_ARENA_HOST) return std::nullopt;
   const auto at = arena->live.find(address);
   if (at == arena->live.end() || at->second.serial != serial) return std::nullopt;

@@ -18,6 +18,7 @@
 #include "memory/backing.h"
 #include "memory/placement.h"
 #include "memory/recorded.h"
+#include "memory/reservations.h"
 #include "support/error.h"
 
 namespace foundryd::memory {
@@ -44,6 +45,7 @@ struct Arena {
   uint32_t made = 0;
   std::map<uint64_t, Live> live;
   std::vector<PendingFree> pending;
+  Reservations reservations;
 };
 
 // Memory behind an allocation, with what else is mapped by the same handle.
@@ -82,6 +84,22 @@ class Arenas {
   std::optional<Shared> share(uint64_t address, uint64_t serial);
   // Fresh memory of the arenas' kind.
   Memory create(uint64_t bytes);
+  // --- from overrides of virtual memory management (engine_memory.cpp) ---
+  // Whether address space that the calling thread reserves is an arena's.  Throws Error in capture mode if it must be
+  // and cannot.
+  bool serves_reservations();
+  // Address space behind `arena`, of the driver's own making, at a place of the arena's sequence.  Throws Error.
+  uint64_t reserve(fdy_arena arena, uint64_t bytes, uint64_t alignment);
+  // Whether the address lies where only `reserve` gives space.
+  bool reservable(uint64_t address) const noexcept;
+  // Whether it lies in space that `reserve` gave.
+  bool reserved(uint64_t address) noexcept;
+  // After the driver did it to reserved space.  `unmapped` and `unreserved` forget every piece that they touch.
+  void mapped(uint64_t address, uint64_t bytes);
+  void unmapped(uint64_t address, uint64_t bytes);
+  void unreserved(uint64_t address);
+  // Held while the driver changes reserved space and until the change is recorded.
+  std::mutex &reserved_space() { return reserved_space_; }
 
   // --- from the table ---
   Space space() noexcept;  // base 0 before the reservation
@@ -100,16 +118,21 @@ class Arenas {
   Arenas() = default;
   static void after_fork_in_child();
   void reserve_locked() noexcept;
+  void keep_reservations_locked();
   void make_arenas_locked();
   void fail_locked(const Error &error) noexcept;
   void drain(Arena &arena);
   Taken take(uint64_t address, Arena *&arena);
+  void record_locked(Arena &arena, uint64_t address, uint64_t bytes, bool captured);
+  void forget_pieces_locked(Arena &arena, Extent extent);
+  void release_held_locked(Arena &arena, uint64_t address, uint64_t bytes);
   void note_freed_locked(Arena &arena, const Live &block);
   void release_locked(Arena &arena, uint64_t address);
   Arena *arena_of_locked(uint64_t address) noexcept;
   void require_layout_locked();
-  void map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, uint64_t>> &mapped);
+  void map_recorded_locked(Arena &arena, std::vector<std::pair<Arena *, fdy_allocation>> &mapped);
 
+  std::mutex reserved_space_;  // before lock_
   std::mutex lock_;
   std::atomic<State> state_{State::unreserved};
   std::optional<Error> failure_;

@@ -23,7 +23,7 @@
 
 namespace foundryd::memory {
 
-inline constexpr uint32_t kWindows = 64;
+inline constexpr uint32_t kWindows = FDY_RESERVATION_FIRST - FDY_ARENA_COUNT;
 
 // Window `rank` as a whole.  Throws Error if there is none.
 Extent window_of(const Space &space, uint32_t rank);

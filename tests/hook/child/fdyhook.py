@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 ARENAS = ("default", "weights", "kv", "io", "graph", "host")
 DEFAULT, WEIGHTS, KV, IO, GRAPH, HOST = range(6)
-KINDS = ("none", "size", "extra", "missing", "lifetime")
+KINDS = ("none", "size", "extra", "missing", "lifetime", "address")
 STATUS = ("ok", "driver", "nccl", "invalid", "state", "diverged", "unsupported", "memory", "not_found")
 
 
