@@ -188,6 +188,12 @@ class OpListMismatch(RestoreError):
     reason = "op_list"
 
 
+class WindowMissing(RestoreError):
+    """Memory of another rank that graphs use was not opened here."""
+
+    reason = "window_missing"
+
+
 class PeerFailed(RestoreError):
     """Another rank of the group could not restore, so none may."""
 

@@ -32,6 +32,7 @@ RESERVATION_STRIDES: int
 allocation_dtype: np.dtype[np.void]
 range_dtype: np.dtype[np.void]
 divergence_dtype: np.dtype[np.void]
+window_dtype: np.dtype[np.void]
 module_dtype: np.dtype[np.void]
 function_dtype: np.dtype[np.void]
 field_dtype: np.dtype[np.void]
@@ -208,6 +209,15 @@ class Hook:
 
     def download_into(self, address: int, target: Buffer) -> None:
         """The same into a writable buffer."""
+
+    def set_rank(self, rank: int) -> None:
+        """The world rank of this process, for IPC handles; ``RANK`` of the environment if this is never called."""
+
+    def ipc_peer_handle(self, own: Buffer, rank: int) -> bytes:
+        """While capturing: the IPC handle of the same allocation on another rank, from this process's own."""
+
+    def windows(self) -> Records:
+        """What is open of peers' memory (``window_dtype``), by address."""
 
     # --- modules ---
 

@@ -20,7 +20,7 @@ class Records:
 
     Attributes
     ----------
-    node, edge, attribute, allocation, comm_op, rule, relocation : dtypes.
+    node, edge, attribute, allocation, window, comm_op, rule, relocation : dtypes.
     node_type, param_kind, arena, module_api, comm_op_kind, rule_kind : enumerations of the values of fields.
     none : "no such index" in every index field.
     reservation_first, reservation_strides : where an engine's own reservations lie, in strides of arenas.
@@ -30,6 +30,7 @@ class Records:
     edge: np.dtype[Any]
     attribute: np.dtype[Any]
     allocation: np.dtype[Any]
+    window: np.dtype[Any]
     comm_op: np.dtype[Any]
     rule: np.dtype[Any]
     relocation: np.dtype[Any]
@@ -53,6 +54,7 @@ def records() -> Records:
         edge=hook.edge_dtype,
         attribute=hook.attribute_dtype,
         allocation=hook.allocation_dtype,
+        window=hook.window_dtype,
         comm_op=hook.comm_op_dtype,
         rule=rankpatch.rule_dtype,
         relocation=rankpatch.relocation_dtype,

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 MAGIC = b"FOUNDRYD"
 MAJOR = 1
-MINOR = 0
-MIN_READER = 0  # lowest minor whose readers understand what this writer writes
+MINOR = 1
+MIN_READER = 0  # lowest minor whose readers understand what this writer writes, ...
+WINDOWS_READER = 1  # ... and with windows: a rank that does not look for them runs graphs into unmapped memory
 
 ALIGNMENT = 4096
 DIGEST_BYTES = 32

@@ -115,9 +115,21 @@ class Content(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, frozen=True):
     """What a block number of a rule means; ``foundryd.archive.members.block_bytes`` gives its reference bytes."""
 
-    kind: Literal["member", "comm_ops", "content", "global"]
-    index: int  # member, 0, content, or place in the flat list of all modules' globals
-    section: str = ""  # with the bytes: a global always, comm_ops and content may repeat theirs, a member has none
+    kind: Literal["member", "comm_ops", "content", "global", "windows"]
+    index: int  # member, 0, content, 0, or place in the flat list of all modules' globals
+    section: str = ""  # with the bytes: a global always, a member never, others may repeat theirs
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """Peers' memory that was open through IPC handles when the capture ended, as bytes of block ``block``.
+
+    A rank's own memory is listed with its peers', so that ranks have lists of one shape; ``own`` says whether a rank
+    had it open, too.
+    """
+
+    section: str  # fdy_window of the reference rank, by address
+    block: int
+    own: bool
 
 
 class RankClass(msgspec.Struct, frozen=True):
@@ -151,6 +163,7 @@ class Variant(msgspec.Struct, frozen=True):
     tables: str  # uint64, for rules of kind table
     relocations: str  # fp_relocation, ordered by (block, offset)
     engine: dict[str, Any] = {}  # what the engine's adapter compares when it restores, the same on every rank
+    windows: Windows | None = None  # None if no peer's memory was open
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -259,6 +259,8 @@ def block_section(variant: Variant, number: int) -> str:
         return variant.comm_ops
     if block.kind == "content" and 0 <= block.index < len(variant.contents):
         return variant.contents[block.index].section
+    if block.kind == "windows" and variant.windows is not None:
+        return variant.windows.section
     if block.kind == "global" and block.section:
         return block.section
     raise ArchiveFormatError(

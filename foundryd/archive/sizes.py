@@ -39,6 +39,8 @@ def _uses(index: Index) -> Iterator[tuple[str, str]]:
         yield from (("rules", name) for name in (variant.rules, variant.tables, variant.relocations))
         yield "comm", variant.comm_ops
         yield "memory", variant.allocations
+        if variant.windows is not None:
+            yield "memory", variant.windows.section
         # What is left of the blocks: the bytes of globals.
         yield from (("modules", block.section) for block in variant.blocks if block.section)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.codecs import CODECS
-from foundryd.archive.format import MIN_READER, MINOR, Frame, SectionEntry, digest, image_section
+from foundryd.archive.format import MIN_READER, MINOR, WINDOWS_READER, Frame, SectionEntry, digest, image_section
 from foundryd.archive.index import Index
 from foundryd.errors import ArchiveError, UsageError
 
@@ -135,7 +135,8 @@ class ArchiveWriter:
             The file cannot be written; what was at the path before is still there.
         """
         self._check_open()
-        header, directory = self._frame.close(index, minor=MINOR, min_reader=MIN_READER)
+        min_reader = WINDOWS_READER if any(v.windows is not None for v in index.variants) else MIN_READER
+        header, directory = self._frame.close(index, minor=MINOR, min_reader=min_reader)
         self._write(memoryview(directory), header.index_offset)
         self._write(memoryview(header.pack()), 0)
         self._finished = True

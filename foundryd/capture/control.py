@@ -48,8 +48,14 @@ def prove(
         )
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
-        with Memory(hook) as memory, _Suspects(hook, module_ids, ours, references, stream) as words:
+        windows = hook.windows()
+        with (
+            Memory(hook, windows=windows, rank=ours.rank) as memory,
+            _Suspects(hook, module_ids, ours, references, stream) as words,
+        ):
+            # What this rank sees of its peers they see of this rank, and no replay here shows what theirs read.
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
+            dead -= {int(window["origin"]) for window in windows}
             for seed in (None, *(range(_VARIED) if vary is not None else ())):
                 journal.enter_state(seed)
                 if vary is not None and seed is not None:

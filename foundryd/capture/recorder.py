@@ -9,6 +9,7 @@ import numpy as np
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
+from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
 from foundryd.capture.device import MemoryKernels, chunks_of
 from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
@@ -30,6 +31,7 @@ class Recorder:
         self._hook = hook
         self._settings = settings
         self._identity = identity
+        hook.set_rank(settings.rank)
         self._captured: list[tuple[Any, Any, CapturedGraph]] = []
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
@@ -78,6 +80,7 @@ class Recorder:
         self.module_ids = list(modules.numbers)
         images, symbol_ranges = self._modules(modules)
         symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
+        windows = hook.windows()
         allocations = self._allocations()
         return Recording(
             variant=str(mesh),
@@ -95,6 +98,8 @@ class Recorder:
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
             contents=self._contents(allocations),
+            windows=with_own(windows, report, self._settings.rank),
+            own_window=bool((windows["rank"] == self._settings.rank).any()),
             engine=engine or {},
             notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
         )

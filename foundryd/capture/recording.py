@@ -70,6 +70,8 @@ class Recording:
     communicators: list[ix.Communicator]
     comm_ops: np.ndarray  # comm_op_dtype, `group` as the nodes number it
     contents: list[ContentRecord]
+    windows: np.ndarray = field(default_factory=lambda: np.zeros(0, _hook.window_dtype))  # see archive.windows.with_own
+    own_window: bool = False  # whether the rank's own memory was open, too
     engine: dict[str, Any] = field(default_factory=dict)  # what the engine's adapter compares when it restores
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -77,20 +79,22 @@ class Recording:
         """Every block, in the order in which rules number them (uint8 arrays)."""
         return [
             *(g.block for g in self.graphs),
-            np.ascontiguousarray(self.comm_ops).view(np.uint8).reshape(-1),
+            _bytes(self.comm_ops),
             *(c.data for c in self.contents),
             *(data for m in self.modules for _, data in m.globals),
+            *([_bytes(self.windows)] if len(self.windows) else []),
         ]
 
     def fields(self) -> list[np.ndarray | None]:
         """Field boundaries of each block (see ``field_table``); None where the content has no known fields."""
         layouts = [f.fields for f in self.functions]
         plain = len(self.contents) + sum(len(m.globals) for m in self.modules)
-        dtype = self.comm_ops.dtype
-        row = np.array([(dtype.fields[n][1], dtype.fields[n][0].itemsize) for n in dtype.names], np.int64)  # type: ignore[index,union-attr]
-        starts = np.arange(len(self.comm_ops)) * dtype.itemsize
-        ops = (row[None, :, :] + np.stack([starts, np.zeros_like(starts)], axis=1)[:, None, :]).reshape(-1, 2)
-        return [*(field_table(g.nodes, layouts) for g in self.graphs), ops, *([None] * plain)]
+        return [
+            *(field_table(g.nodes, layouts) for g in self.graphs),
+            _row_fields(self.comm_ops),
+            *([None] * plain),
+            *([_row_fields(self.windows)] if len(self.windows) else []),
+        ]
 
     def describe(self, block: int, offset: int) -> str:
         """Names a byte of a block for an error message."""
@@ -98,16 +102,15 @@ class Recording:
             return self._describe_member(self.graphs[block], offset)
         block -= len(self.graphs)
         if block == 0:
-            names = list(self.comm_ops.dtype.names or ())
-            at, within = divmod(offset, self.comm_ops.dtype.itemsize)
-            name = [n for n in names if self.comm_ops.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
-            return f"field {name} of communication op {at}"
+            return _describe_row(self.comm_ops, offset, "communication op")
         block -= 1
         if block < len(self.contents):
             content = self.contents[block]
             return f"byte {offset} of allocation {content.ordinal} of arena {arena_name(content.arena)}"
         block -= len(self.contents)
         flat = [(i, name) for i, m in enumerate(self.modules) for name, _ in m.globals]
+        if block == len(flat):
+            return _describe_row(self.windows, offset, "window")
         return f"byte {offset} of global {flat[block][1]} of module {flat[block][0]}"
 
     def _describe_member(self, graph: Graph, offset: int) -> str:
@@ -148,6 +151,7 @@ class Recording:
             "relocations": self.relocations.tobytes(),
             "communicators": [(c.size, c.axes) for c in self.communicators],
             "comm ops": len(self.comm_ops),
+            "windows": (len(self.windows), self.own_window),
             "arenas": (self.arena_base, self.arena_stride),
         }
 
@@ -156,6 +160,25 @@ class Recording:
         digest = blake3.blake3(repr(sorted(self.structure().items())).encode())
         digest.update(self.allocations.tobytes())
         return digest.digest()
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+
+
+def _row_fields(rows: np.ndarray) -> np.ndarray:
+    """(offset, bytes) of every field of an array of structs."""
+    dtype = rows.dtype
+    row = np.array([(dtype.fields[n][1], dtype.fields[n][0].itemsize) for n in dtype.names], np.int64)  # type: ignore[index,union-attr]
+    starts = np.arange(len(rows)) * dtype.itemsize
+    fields = row[None, :, :] + np.stack([starts, np.zeros_like(starts)], axis=1)[:, None, :]
+    return np.asarray(fields.reshape(-1, 2))
+
+
+def _describe_row(rows: np.ndarray, offset: int, what: str) -> str:
+    at, within = divmod(offset, rows.dtype.itemsize)
+    name = [n for n in rows.dtype.names or () if rows.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
+    return f"field {name} of {what} {at}"
 
 
 def arena_name(number: int) -> str:
@@ -212,6 +235,10 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         owners = ranked.by_rank[i]
         by_rank = None if owners is None else [-1 if d is None else digests.index(d) for d in owners]
         modules.append(ix.Module(module.api, digests, by_rank, changed))
+    windows = None
+    if len(recording.windows):
+        windows = ix.Windows(writer.put("windows", recording.windows), len(blocks), recording.own_window)
+        blocks.append(ix.Block("windows", 0, windows.section))
     return ix.Variant(
         name=recording.variant,
         world=recording.world,
@@ -231,6 +258,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         rules=writer.put("rules", ranked.rules),
         tables=writer.put("tables", ranked.tables),
         relocations=writer.put("relocations", recording.relocations),
+        windows=windows,
         engine=recording.engine,
     )
 
@@ -331,7 +359,15 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
         contents=contents,
         engine=dict(variant.engine),
         notes=notes,
+        **_unpack_windows(reader, variant),
     )
+
+
+def _unpack_windows(reader: ArchiveReader, variant: ix.Variant) -> dict[str, Any]:
+    if variant.windows is None:
+        return {}
+    table = np.array(reader.array(variant.windows.section, _hook.window_dtype))
+    return {"windows": table, "own_window": variant.windows.own}
 
 
 def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:

@@ -23,6 +23,8 @@ from foundryd.session.arena import ARENAS
 # Weights are what no graph writes; they are left out.  What is least likely to fit comes last.
 _WATCHED = tuple(ARENAS.index(a) for a in ("default", "graph", "io", "kv", "host"))
 
+NO_WINDOWS = np.zeros(0, _hook.window_dtype)
+
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.intp]
 Room = Callable[[], tuple[int, int]]
@@ -56,6 +58,12 @@ class Mutation:
         if self.shift:
             words = np.where(sizes < 8, words, words >> half | words << half)
         return words ^ np.uint64(0x1_0000_0001) if self.flip else words
+
+
+def _as_allocations(windows: np.ndarray) -> np.ndarray:
+    out = np.zeros(len(windows), _hook.allocation_dtype)
+    out["address"], out["bytes"], out["live"] = windows["address"], windows["bytes"], 1
+    return out
 
 
 class Addressed:
@@ -294,17 +302,21 @@ class Memory:
     """Every watched live allocation, as it was when ``begin`` was called.
 
     ``room`` says how many bytes of device and of host memory snapshots may take; what they take is allocated after the
-    watched allocations were listed, and is not watched.
+    watched allocations were listed, and is not watched.  ``windows`` are the
+    ``fdy_window`` rows of this process, rank ``rank``: memory of other ranks in them is watched, too.
     """
 
-    def __init__(self, hook: _hook.Hook, *, room: Room = free_room) -> None:
+    def __init__(
+        self, hook: _hook.Hook, *, windows: np.ndarray = NO_WINDOWS, rank: int = 0, room: Room = free_room
+    ) -> None:
         allocations = hook.allocations()
         live = allocations[allocations["live"] == 1]
         by_arena = {w: [(int(a["address"]), int(a["bytes"])) for a in live[live["arena"] == w]] for w in _WATCHED}
         host = by_arena.pop(ARENAS.index("host"))
         device = [r for ranges in by_arena.values() for r in ranges]
+        device += [(int(w["address"]), int(w["bytes"])) for w in windows[windows["rank"] != rank]]
         self.ranges: list[tuple[int, int]] = [*device, *host]
-        addressed = Addressed(allocations)
+        addressed = Addressed(np.concatenate([allocations, _as_allocations(windows)]))
         self._sides: list[Side] = [HostSide(hook, host, addressed)] if host else []
         if device:
             self._sides.append(DeviceSide(hook, device, addressed, room))

@@ -36,6 +36,7 @@ class GraphSet:
         self.fallback: FoundrydError | None = None
         self._settings = config
         self._store = store
+        self._connect: Callable[[], None] | None = None
         self._providers = tuple(providers)
         self._session: Session | None = None
         self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
@@ -73,6 +74,10 @@ class GraphSet:
         if self._hook is not None and self.mode is not Mode.OFF:
             self._hook.comm_declare(handle, np.array(ranks, np.uint32))
 
+    def connect_with(self, connect: Callable[[], None]) -> None:
+        """Says how this engine opens memory of its peers that only captures made, see ``Session.restore``."""
+        self._connect = connect
+
     def capture_or_restore(self, key: Any, fn: Callable[[], Any], *, stream: int) -> tuple[ReplayableGraph, Any]:
         """The graph of what ``fn`` launches on ``stream``, and what ``fn`` returns.
 
@@ -94,7 +99,7 @@ class GraphSet:
             return
         try:
             self._check_engine(self._session.engine)
-            self._session.restore(self._store)
+            self._session.restore(self._store, connect=self._connect)
         except FoundrydError as error:
             self._session.close()
             self._session = None

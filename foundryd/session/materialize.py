@@ -12,7 +12,7 @@ from foundryd.archive import index as ix
 from foundryd.archive.format import image_section
 from foundryd.archive.members import TemplateReader, block_bytes
 from foundryd.archive.reader import ArchiveReader
-from foundryd.errors import CommunicatorMismatch, LayoutDiverged
+from foundryd.errors import CommunicatorMismatch, LayoutDiverged, WindowMissing
 from foundryd.rankpatch.plan import Plan
 from foundryd.session.arena import ARENAS
 from foundryd.session.arrays import decode_outputs, freeze_key
@@ -86,6 +86,24 @@ def check_communicators(hook: _hook.Hook, plan: Plan) -> None:
             )
 
 
+def check_windows(hook: _hook.Hook, wanted: np.ndarray, rank: int, *, own: bool) -> None:
+    """Raises ``WindowMissing`` naming the first of peers' allocations that is not open as it was at the capture.
+
+    ``wanted`` are ``fdy_window`` of this rank; those of its own memory matter only if ``own``.
+    """
+    here = {int(w["address"]): (int(w["rank"]), int(w["bytes"])) for w in hook.windows()}
+    for window in wanted:
+        peer, address, size = int(window["rank"]), int(window["address"]), int(window["bytes"])
+        if peer == rank and not own:
+            continue
+        if (found := here.get(address)) != (peer, size):
+            state = "is not open" if found is None else f"is open with {found[1]} bytes"
+            raise WindowMissing(
+                f"the allocation of rank {peer} at {address:#x} ({size} bytes), which graphs may use, {state} on rank "
+                f"{rank}: exchange the same IPC handles as at the capture before restoring"
+            )
+
+
 class Materializer:
     """Turns an archive's variant and a rank's plan into live driver objects."""
 
@@ -100,6 +118,13 @@ class Materializer:
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
+
+    def check_windows(self) -> None:
+        """Raises ``WindowMissing`` unless what was open of peers' memory at the capture is open now."""
+        windows = self._variant.windows
+        if windows is not None:
+            wanted = self._block(windows.block).view(_hook.window_dtype)
+            check_windows(self._hook, wanted, self._plan.rank, own=windows.own)
 
     def load_modules(self) -> None:
         """Loads every module in full, puts its changed globals in place and resolves functions and symbols."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ class Session:
                 f"the variant {self.plan.variant} has {self.plan.world} ranks and WORLD_SIZE is "
                 f"{config.world_size}: choose the variant that fits with FOUNDRYD_VARIANT"
             )
+        hook.set_rank(config.rank)
         here = machine_identity(providers, local_rank=config.local_rank)
         identity.check(self._reader.index.identity, here, attachment.name)
         hook.set_layout(
@@ -133,16 +134,19 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def restore(self, store: Store | None = None, *, deadline: float = 120.0) -> None:
+    def restore(
+        self, store: Store | None = None, *, deadline: float = 120.0, connect: Callable[[], None] | None = None
+    ) -> None:
         """Rebuilds every graph of the archive for this rank.
 
         The engine must have made its weights, KV cache, buffers and communicators.  ``store`` joins the ranks;
-        ``deadline`` is in seconds for each thing that another rank owes.  Raises ``RestoreError`` and its kinds; the
-        process can then still capture natively.
+        ``deadline`` is in seconds for each thing that another rank owes.  ``connect`` is called once all memory of the
+        capture is mapped: it exchanges the IPC handles that the engine exchanged after capturing.  Raises
+        ``RestoreError`` and its kinds; the process can then still capture natively.
         """
         agreement = self._agreement(store, deadline)
         try:
-            self._restore(agreement)
+            self._restore(agreement, connect)
         except FoundrydError as error:
             if store is not None and self.plan.world > 1:
                 give_up(store, self._config, error)
@@ -197,7 +201,7 @@ class Session:
             )
         return _agreement(store, self._config, deadline)
 
-    def _restore(self, agreement: Agreement | None) -> None:
+    def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None) -> None:
         with self._phase("layout"):
             check_layout(self._hook)
             self._hook.map_held()
@@ -208,6 +212,9 @@ class Session:
             materializer.upload_content()
         with self._phase("agreement"):
             check_communicators(self._hook, self.plan)
+            if connect is not None:
+                connect()
+            materializer.check_windows()
             if agreement is not None:
                 mine = describe_ops(materializer.comm_ops, lambda slot: self.plan.communicators[slot])
                 check_op_lists(mine, self.plan.rank, agreement.exchange("ops", mine))

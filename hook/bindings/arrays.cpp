@@ -18,6 +18,7 @@ void define_arrays(py::module_ &m) {
   PYBIND11_NUMPY_DTYPE(fdy_allocation, address, bytes, arena, ordinal, live, reserved);
   PYBIND11_NUMPY_DTYPE(fdy_range, address, bytes);
   PYBIND11_NUMPY_DTYPE(fdy_divergence, kind, arena, ordinal, reserved, expected_bytes, actual_bytes);
+  PYBIND11_NUMPY_DTYPE(fdy_window, address, bytes, origin, rank, reserved);
   PYBIND11_NUMPY_DTYPE(fdy_module, id, api, image_bytes, handle, live, communication);
   PYBIND11_NUMPY_DTYPE(fdy_function, module, name, param_count, param_bytes, param_first, setting_first, setting_count,
                        reserved);
@@ -35,6 +36,7 @@ void define_arrays(py::module_ &m) {
   add_dtype<fdy_allocation>(m, "allocation_dtype");
   add_dtype<fdy_range>(m, "range_dtype");
   add_dtype<fdy_divergence>(m, "divergence_dtype");
+  add_dtype<fdy_window>(m, "window_dtype");
   add_dtype<fdy_module>(m, "module_dtype");
   add_dtype<fdy_function>(m, "function_dtype");
   add_dtype<fdy_field>(m, "field_dtype");

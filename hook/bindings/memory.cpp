@@ -67,6 +67,21 @@ void download_into(const Hook &hook, uint64_t address, const py::object &target)
   hook.call(hook->download, address, view.data(), view.bytes());
 }
 
+py::bytes ipc_peer_handle(const Hook &hook, const py::object &own, uint32_t rank) {
+  const View view(own, PyBUF_SIMPLE);
+  char out[64];
+  if (view.bytes() != sizeof out)
+    raise("UsageError", "an IPC handle has 64 bytes, and this one has " + std::to_string(view.bytes()));
+  hook.call(hook->ipc_peer_handle, static_cast<const void *>(view.data()), rank, static_cast<void *>(out));
+  return py::bytes(out, sizeof out);
+}
+
+py::array_t<fdy_window> windows(const Hook &hook) {
+  Buffer buffer(hook);
+  hook.call(hook->windows, buffer.out());
+  return copy_array<fdy_window>(buffer);
+}
+
 }  // namespace
 
 void define_memory(py::module_ &m, HookClass &hook) {
@@ -96,7 +111,11 @@ void define_memory(py::module_ &m, HookClass &hook) {
       .def("release_held", [](const Hook &h) { h.call(h->release_held); })
       .def("upload", &upload, py::arg("address"), py::arg("data"))
       .def("download", &download, py::arg("address"), py::arg("bytes"))
-      .def("download_into", &download_into, py::arg("address"), py::arg("target"));
+      .def("download_into", &download_into, py::arg("address"), py::arg("target"))
+      .def(
+          "set_rank", [](const Hook &h, uint32_t rank) { h.call(h->set_rank, rank); }, py::arg("rank"))
+      .def("ipc_peer_handle", &ipc_peer_handle, py::arg("own"), py::arg("rank"))
+      .def("windows", &windows);
 }
 
 }  // namespace foundryd::bindings

@@ -27,6 +27,7 @@ from foundryd.archive.index import (
     RankClass,
     Symbol,
     Variant,
+    Windows,
 )
 from foundryd.archive.members import GraphParts, add_template
 from foundryd.archive.writer import ArchiveWriter
@@ -63,6 +64,7 @@ class Draft:
     relocations: Any = None
     content: bytes = b"content!" * 40
     variable: bytes = b"global.."
+    windows: Any = None  # fdy_window, and then the archive has windows
     kind: str = "archive"
     images: tuple[bytes, ...] = (IMAGE, OTHER_IMAGE)
     edit: Callable[[Variant], Variant] = lambda variant: variant
@@ -119,6 +121,7 @@ class Draft:
         content = writer.put("content", self.content)
         variable = writer.put("global", self.variable)
         template = add_template(writer, self.graphs, list(range(len(self.graphs))))
+        windows = None if self.windows is None else Windows(writer.put("windows", self.windows), 5, False)
         return Variant(
             name="ep=8",
             world=8,
@@ -146,10 +149,12 @@ class Draft:
                 Block("content", 0),
                 Block("global", 0, variable),
                 Block("comm_ops", 0),
+                *([] if windows is None else [Block("windows", 0, windows.section)]),
             ],
             rules=writer.put("rules", self.rules),
             tables=writer.put("tables", self.tables),
             relocations=writer.put("relocations", self.relocations),
+            windows=windows,
         )
 
 

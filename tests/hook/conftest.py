@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,76 @@ GRAPH_PRELUDE = """
 @pytest.fixture(scope="session")
 def hooked() -> Hooked:
     return Hooked(_native.hook_library(), _native.soft_folder())
+
+
+class Rank:
+    """A running ``child/ipcpeer.py``; its functions are called by name."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def send(self, name: str, *arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], DEADLINE)[0]:
+            pytest.fail("a rank did not answer in time")
+        line = self.process.stdout.readline()
+        if not line:
+            pytest.fail(f"a rank ended with {self.process.wait(DEADLINE)}: {self.log()}")
+        answer = json.loads(line)
+        assert "failed" not in answer, answer["failed"]
+        return answer["is"]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.send(name, *arguments)
+            return self.answer()
+
+        return call
+
+    def log(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def end(self) -> str:
+        """Ends it; what it wrote to its log."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(DEADLINE)
+        return self.log()
+
+
+RunRank = Callable[..., contextlib.AbstractContextManager[Rank]]
+
+
+@pytest.fixture(scope="session")
+def run_rank(hooked: Hooked) -> RunRank:
+    """Starts ``child/ipcpeer.py`` as a rank, and kills it at the end of the block."""
+
+    @contextlib.contextmanager
+    def run(rank: int | None, mode: str | None, **env: str) -> Iterator[Rank]:
+        environment = hooked.environment(mode) | env
+        environment.pop("RANK", None)
+        if rank is not None:
+            environment["RANK"] = str(rank)
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "ipcpeer"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield Rank(process)
+            finally:
+                process.kill()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ SIZES = {
     "allocation_dtype": 32,
     "range_dtype": 16,
     "divergence_dtype": 32,
+    "window_dtype": 32,
     "module_dtype": 32,
     "function_dtype": 32,
     "field_dtype": 8,

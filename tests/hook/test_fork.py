@@ -66,13 +66,13 @@ def test_forking_while_threads_allocate_hangs_no_child(hooked: Any) -> None:
                 signal.alarm(20)  # a child that hangs dies of it
                 fdy.report()
                 refused = 0
-                for call in (fdy.allocations, fdy.divergence, fdy.map_held):
+                for call in (fdy.allocations, fdy.divergence, fdy.map_held, fdy.windows):
                     try:
                         call()
                     except fdy.HookError as error:
                         refused += error.status == "state"
                 failed = soft.cu.cuMemAlloc(4096)[0] != soft.SUCCESS
-                os._exit(0 if refused == 3 and failed else 1)
+                os._exit(0 if refused == 4 and failed else 1)
             codes.append(os.waitpid(child, 0)[1])
         stop.set()
         [t.join() for t in threads]
@@ -81,3 +81,42 @@ def test_forking_while_threads_allocate_hangs_no_child(hooked: Any) -> None:
         "capture",
     )
     assert codes == [0] * 20
+
+
+def test_forking_while_threads_open_handles_hangs_no_child(hooked: Any) -> None:
+    """And the parent goes on serving its memory."""
+    codes = hooked.python(
+        """
+        import os, signal, threading, fdyhook as fdy, soft
+        from ipcpeer import close, get, open_handle
+        context = soft.start()
+        handle = get(soft.malloc(4 << 20))
+        stop = threading.Event()
+
+        def work():
+            soft.ok(soft.cu.cuCtxSetCurrent(context))
+            while not stop.is_set():
+                close(open_handle(handle))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        [t.start() for t in threads]
+        codes = []
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a child that hangs dies of it
+                refused = 0
+                try:
+                    fdy.windows()
+                except fdy.HookError as error:
+                    refused += error.status == "state"
+                failed = soft.cu.cuIpcOpenMemHandle(soft.cu.CUipcMemHandle(), 1)[0] != soft.SUCCESS
+                os._exit(0 if refused and failed else 1)
+            codes.append(os.waitpid(child, 0)[1])
+        stop.set()
+        [t.join() for t in threads]
+        fdy.answer([codes, open_handle(handle)])
+        """,
+        "restore",
+    )
+    assert codes == [[0] * 20, BASE + 6 * (256 << 30)]

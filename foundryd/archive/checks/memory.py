@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
-from foundryd.archive.index import Variant
+from foundryd.archive.index import Variant, Windows
+from foundryd.archive.windows import ARENAS, WINDOWS, window_base
 
 _ADDRESS_END = 2**64
 
@@ -25,10 +26,12 @@ def check_memory(found: Findings, variant: Variant) -> None:
         "space",
     )
     table = found.array(variant.allocations, found.dtypes.allocation, "allocations")
-    if table is None or not arenas_fit:
+    if not arenas_fit:
         return
-    if _check_allocations(found, variant, table):
+    if table is not None and _check_allocations(found, variant, table):
         _check_contents(found, variant, table)
+    if variant.windows is not None:
+        _check_windows(found, variant, variant.windows)
 
 
 def _inside(table: npt.NDArray[Any], start: Any, size: Any) -> npt.NDArray[np.bool_]:
@@ -109,3 +112,34 @@ def _check_contents(found: Findings, variant: Variant, table: npt.NDArray[Any]) 
                 block.kind == "content" and block.index == number,
                 f"says block {content.block}, which is {block.kind} {block.index}",
             )
+
+
+def _check_windows(found: Findings, variant: Variant, windows: Windows) -> None:
+    table = found.array(windows.section, found.dtypes.window, "windows")
+    if table is None:
+        return
+    found.need(len(table) > 0, "has windows, and nothing was open in them")
+    ranks = max(min(variant.world, WINDOWS), 0)
+    if not found.need(window_base(variant, ranks) <= _ADDRESS_END, "has windows that do not fit an address space"):
+        return
+    good = found.none(table["rank"] >= ranks, "window", f"is of a rank that is not one of {ranks}")
+    good &= found.none(table["reserved"] != 0, "window", "has a flag that does not exist")
+    good &= found.none(table["bytes"] == 0, "window", "has no bytes")
+    origin = table["origin"] - np.uint64(variant.arena_base)  # wraps below the arenas
+    good &= found.none(origin >= np.uint64(ARENAS * variant.arena_stride), "window", "shows memory that is in no arena")
+    if good:
+        stride = np.uint64(variant.arena_stride)
+        start = np.array([window_base(variant, int(rank)) for rank in table["rank"]], np.uint64)
+        offset = table["address"] - start  # wraps below the window, and is then larger than any stride
+        outside = (offset >= stride) | (table["bytes"] > stride - np.minimum(offset, stride))
+        if found.none(outside, "window", "does not lie in the window of its rank"):
+            ends = table["address"] + table["bytes"]
+            found.none(ends[:-1] > table["address"][1:], "window", "is not wholly before the next one")
+    if found.need(
+        in_range(windows.block, len(variant.blocks)),
+        f"has windows in block {windows.block}, and there are {len(variant.blocks)} blocks",
+    ):
+        block = variant.blocks[windows.block]
+        found.need(
+            block.kind == "windows", f"has windows in block {windows.block}, which is {block.kind} {block.index}"
+        )

@@ -142,6 +142,7 @@ def _check_blocks(found: Findings, variant: Variant, templates: list[Shape | Non
             "comm_ops": 1,
             "content": len(variant.contents),
             "global": globals_,
+            "windows": int(variant.windows is not None),
         }[block.kind]
         if here.need(in_range(block.index, count), f"is {block.kind} {block.index}, and there are {count}"):
             length = _block_length(here, variant, block, templates)
@@ -158,6 +159,9 @@ def _block_length(here: Findings, variant: Variant, block: Block, templates: lis
     own = {"comm_ops": lambda: variant.comm_ops, "content": lambda: variant.contents[block.index].section}
     if block.kind == "global":
         return here.length(block.section, "bytes")
+    if variant.windows is not None:
+        windows = variant.windows.section
+        own["windows"] = lambda: windows
     section = own[block.kind]()
     here.need(block.section in ("", section), f"names section {block.section!r}, and its bytes are in {section!r}")
     return here.length(section, "bytes")

@@ -108,6 +108,14 @@ typedef struct fdy_hook {
   int (*upload)(uint64_t address, const void *data, uint64_t bytes);
   int (*download)(uint64_t address, void *data, uint64_t bytes);
 
+  // The world rank of this process, for IPC handles; RANK of the environment if this is never called.
+  int (*set_rank)(uint32_t rank);
+  // CAPTURE only, where no peer lives: the handle (64 bytes) of the same allocation on another rank, from this
+  // process's own.  Opening it maps a zero-filled stand-in where a restored rank has that peer's memory.
+  int (*ipc_peer_handle)(const void *own, uint32_t rank, void *out);
+  // What is open of peers' memory, as fdy_window[], by address.
+  int (*windows)(fdy_buffer *out);
+
   // --- modules ---
   int (*modules)(fdy_buffer *out);                        // fdy_module[]
   int (*module_image)(uint32_t module, fdy_buffer *out);  // the exact container

@@ -64,6 +64,15 @@ typedef struct fdy_divergence {
   uint64_t actual_bytes;
 } fdy_divergence;
 
+// An allocation of rank `rank` that was opened through an IPC handle, where window `rank` shows it.
+typedef struct fdy_window {
+  uint64_t address;
+  uint64_t bytes;   // of the allocation, as requested
+  uint64_t origin;  // its address on that rank
+  uint32_t rank;
+  uint32_t reserved;
+} fdy_window;
+
 // ---- modules ------------------------------------------------------------------------------------------------
 
 typedef enum fdy_module_api {

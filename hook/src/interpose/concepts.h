@@ -20,6 +20,7 @@ std::span<const Row> device_rows();
 std::span<const Row> ordered_rows();
 std::span<const Row> host_rows();
 std::span<const Row> query_rows();
+std::span<const Row> ipc_rows();
 std::span<const Row> vmm_rows();
 void fill(fdy_hook &table);
 }  // namespace memory

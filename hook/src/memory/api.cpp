@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "interpose/concepts.h"
+#include "memory/ipc_handle.h"
 #include "memory/rows.h"
+#include "memory/windows.h"
 #include "support/buffer.h"
 
 namespace foundryd::memory {
@@ -83,6 +85,28 @@ int download(uint64_t address, void *data, uint64_t bytes) {
   });
 }
 
+int set_rank(uint32_t rank) {
+  return guard_api([&] { ipc::set_rank(rank); });
+}
+
+int ipc_peer_handle(const void *own, uint32_t rank, void *out) {
+  return guard_api([&] {
+    require(own, "own");
+    require(out, "out");
+    CUipcMemHandle handle;
+    std::memcpy(&handle, own, sizeof handle);
+    handle = ipc::peer_handle(handle, rank);
+    std::memcpy(out, &handle, sizeof handle);
+  });
+}
+
+int windows(fdy_buffer *out) {
+  return guard_api([&] {
+    require(out, "out");
+    fill_buffer(out, Windows::instance().list());
+  });
+}
+
 }  // namespace
 
 void fill(fdy_hook &table) {
@@ -95,6 +119,9 @@ void fill(fdy_hook &table) {
   table.release_held = release_held;
   table.upload = upload;
   table.download = download;
+  table.set_rank = set_rank;
+  table.ipc_peer_handle = ipc_peer_handle;
+  table.windows = windows;
 }
 
 }  // namespace foundryd::memory

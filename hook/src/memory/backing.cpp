@@ -77,6 +77,19 @@ Space space_from_environment() {
   return space;
 }
 
+Memory::~Memory() {
+  if (handle_) FDY_CU_RESULT(cuMemRelease, handle_);
+}
+
+void map_memory(Extent extent, const Memory &memory, CUdevice device) {
+  FDY_CU(cuMemMap, extent.base, extent.bytes, 0, memory.handle(), 0);
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUresult accessible = FDY_CU_RESULT(cuMemSetAccess, extent.base, extent.bytes, &access, 1);
+  if (accessible == CUDA_SUCCESS) return;
+  FDY_CU_RESULT(cuMemUnmap, extent.base, extent.bytes);
+  throw Error::driver(accessible, "cuMemSetAccess");
+}
+
 void Backing::reserve(const Space &space) {
   CUdeviceptr got = 0;
   const CUresult result = FDY_CU_RESULT(cuMemAddressReserve, &got, space.device_bytes(), 0, space.base, 0);
@@ -137,21 +150,15 @@ void Backing::map(Extent extent) {
   on_host(extent) ? map_host(extent) : map_device(extent);
 }
 
+Memory Backing::create(uint64_t bytes) const {
+  CUmemGenericAllocationHandle handle = 0;
+  FDY_CU(cuMemCreate, &handle, bytes, &properties_, 0);
+  return Memory(handle);
+}
+
 void Backing::map_device(Extent extent) {
   RelaxedCapture relaxed;
-  CUmemGenericAllocationHandle memory = 0;
-  FDY_CU(cuMemCreate, &memory, extent.bytes, &properties_, 0);
-  const CUresult mapped = FDY_CU_RESULT(cuMemMap, extent.base, extent.bytes, 0, memory, 0);
-  // The mapping keeps the memory.
-  const CUresult released = FDY_CU_RESULT(cuMemRelease, memory);
-  driver::check(mapped, "cuMemMap");
-  CUmemAccessDesc access{properties_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  const CUresult accessible =
-      released == CUDA_SUCCESS ? FDY_CU_RESULT(cuMemSetAccess, extent.base, extent.bytes, &access, 1) : released;
-  if (accessible != CUDA_SUCCESS) {
-    FDY_CU_RESULT(cuMemUnmap, extent.base, extent.bytes);
-    throw Error::driver(accessible, "cuMemSetAccess");
-  }
+  map_memory(extent, create(extent.bytes), device_);
 }
 
 void Backing::map_host(Extent extent) {

@@ -6,6 +6,7 @@
 #define FOUNDRYD_HOOK_MEMORY_BACKING_H
 
 #include <cstdint>
+#include <utility>
 
 #include "foundryd/records.h"
 #include "memory/placement.h"
@@ -35,6 +36,22 @@ Space space_from_environment();
 // Throws Error if arenas cannot lie there.
 void check_space(const Space &space);
 
+// A handle of device memory.  What is mapped stays after it.
+class Memory {
+ public:
+  explicit Memory(CUmemGenericAllocationHandle handle) : handle_(handle) {}
+  ~Memory();
+  Memory(Memory &&other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  Memory &operator=(Memory &&) = delete;
+  CUmemGenericAllocationHandle handle() const { return handle_; }
+
+ private:
+  CUmemGenericAllocationHandle handle_;
+};
+
+// Maps memory into reserved space, for `device` to read and write.  Leaves nothing behind if it throws.
+void map_memory(Extent extent, const Memory &memory, CUdevice device);
+
 class Backing {
  public:
   // Reserves exactly `space`.  Throws Error, and reserves nothing, if it does not come out there.
@@ -48,6 +65,8 @@ class Backing {
   // Takes address space behind the arenas, at this very place.  Throws Error if it does not come out there.
   void reserve_at(Extent extent);
 
+  // Memory of the arenas' own kind, not mapped anywhere.
+  Memory create(uint64_t bytes) const;
   // Whole granules.  `map` leaves nothing behind if it throws.
   void map(Extent extent);
   void unmap(Extent extent);

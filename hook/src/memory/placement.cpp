@@ -88,7 +88,7 @@ Placement::Placed Placement::place(uint64_t bytes) {
   const uint64_t size = rounded(bytes);
   if (!is_small(bytes)) {
     const uint64_t base = take_granules(size);
-    mappings_.emplace(base, Mapping{size, 1});
+    mappings_.emplace(base, Mapping{size, 1, ++numbers_});
     blocks_.emplace(base, size);
     return {base, Extent{base, size}};
   }
@@ -97,7 +97,7 @@ Placement::Placed Placement::place(uint64_t bytes) {
   while (room != free_small_.end() && room->second < size) ++room;
   if (room == free_small_.end()) {
     const Extent chunk{take_granules(kGranule), kGranule};
-    mappings_.emplace(chunk.base, Mapping{chunk.bytes, 0});
+    mappings_.emplace(chunk.base, Mapping{chunk.bytes, 0, ++numbers_});
     room = free_small_.emplace(chunk.base, chunk.bytes).first;
     out.map = chunk;
   }
@@ -130,9 +130,14 @@ std::optional<Placement::Placed> Placement::place_at(uint64_t address, uint64_t 
   if (shared)
     ++mapping->second.blocks;
   else
-    mappings_.emplace(extent.base, Mapping{extent.bytes, 1});
+    mappings_.emplace(extent.base, Mapping{extent.bytes, 1, ++numbers_});
   blocks_.emplace(address, size);
   return Placed{address, shared ? std::nullopt : std::optional(extent)};
+}
+
+Mapped Placement::mapped_at(uint64_t address) const {
+  const auto mapping = std::prev(mappings_.upper_bound(address));
+  return {{mapping->first, mapping->second.bytes}, mapping->second.number};
 }
 
 std::optional<Extent> Placement::release(uint64_t address) {

@@ -33,6 +33,12 @@ struct Extent {
   bool contains(uint64_t address) const { return address >= base && address - base < bytes; }
 };
 
+// What is mapped around a block.  The number tells it from whatever lies there before or after it.
+struct Mapped {
+  Extent extent;
+  uint64_t number;
+};
+
 class Placement {
  public:
   // [base, base + bytes), both multiples of kGranule.
@@ -52,6 +58,9 @@ class Placement {
   // Frees the block that starts at `address` (there must be one).  Answers the extent that has no block any more.
   std::optional<Extent> release(uint64_t address);
 
+  // What is mapped around the block that starts at `address` (there must be one).
+  Mapped mapped_at(uint64_t address) const;
+
   // Nothing below `address` will be given by `place`.  Before the first placement.
   void raise_floor(uint64_t address);
 
@@ -61,6 +70,7 @@ class Placement {
   struct Mapping {
     uint64_t bytes;
     uint32_t blocks;
+    uint64_t number;
   };
 
   uint64_t rounded(uint64_t bytes) const;
@@ -72,6 +82,7 @@ class Placement {
   std::map<uint64_t, uint64_t> free_granules_;  // address -> bytes, coalesced
   std::map<uint64_t, uint64_t> free_small_;     // address -> bytes, inside chunks above the floor
   std::map<uint64_t, Mapping> mappings_;
+  uint64_t numbers_ = 0;                 // given to mappings
   std::map<uint64_t, uint64_t> blocks_;  // address -> rounded bytes
 };
 

@@ -4,6 +4,7 @@
 // expect the allocation that they made (registration caches use its bounds and its id as keys).
 #include "interpose/concepts.h"
 #include "memory/rows.h"
+#include "memory/windows.h"
 
 using namespace foundryd;
 using namespace foundryd::memory;
@@ -13,17 +14,38 @@ namespace {
 // The driver's own ids are small numbers.
 constexpr unsigned long long kOurIds = 1ull << 62;
 
-// Whether `attribute` is one that the arenas answer.
-bool answer(CUpointer_attribute attribute, const Place &place, uint64_t serial, void *into) {
+constexpr unsigned long long kWindowIds = kOurIds | 1ull << 61;
+
+// An allocation as programs see it: of this process, or a peer's in its window.
+struct Range {
+  uint64_t base, bytes;
+  unsigned long long id;
+};
+
+// Whether the answer is the hook's to give.
+bool ours(uint64_t address) {
+  return Arenas::instance().contains(address) || Windows::instance().contains(address);
+}
+
+std::optional<Range> range_of(uint64_t address) {
+  if (const auto found = Arenas::instance().find(address))
+    return Range{found->first.base, found->first.bytes, kOurIds | found->second};
+  if (const auto found = Windows::instance().find(address))
+    return Range{found->base, found->bytes, kWindowIds | found->id};
+  return std::nullopt;
+}
+
+// Whether `attribute` is one that the range answers.
+bool answer(CUpointer_attribute attribute, const Range &range, void *into) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      *static_cast<CUdeviceptr *>(into) = place.base;
+      *static_cast<CUdeviceptr *>(into) = range.base;
       return true;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      *static_cast<size_t *>(into) = place.bytes;
+      *static_cast<size_t *>(into) = range.bytes;
       return true;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      *static_cast<unsigned long long *>(into) = kOurIds | serial;
+      *static_cast<unsigned long long *>(into) = range.id;
       return true;
     default:
       return false;
@@ -33,21 +55,19 @@ bool answer(CUpointer_attribute attribute, const Place &place, uint64_t serial, 
 }  // namespace
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
-  if (!overriding() || !Arenas::instance().contains(address))
-    return FDY_NEXT(cuMemGetAddressRange_v2, base, bytes, address);
-  const auto found = Arenas::instance().find(address);
-  if (!found) return CUDA_ERROR_NOT_FOUND;
-  if (base) *base = found->first.base;
-  if (bytes) *bytes = found->first.bytes;
+  if (!overriding() || !ours(address)) return FDY_NEXT(cuMemGetAddressRange_v2, base, bytes, address);
+  const auto range = range_of(address);
+  if (!range) return CUDA_ERROR_NOT_FOUND;
+  if (base) *base = range->base;
+  if (bytes) *bytes = range->bytes;
   return CUDA_SUCCESS;
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
-  if (!overriding() || !data || !Arenas::instance().contains(address))
-    return FDY_NEXT(cuPointerGetAttribute, data, attribute, address);
-  const auto found = Arenas::instance().find(address);
-  if (!found) return CUDA_ERROR_INVALID_VALUE;
-  if (answer(attribute, found->first, found->second, data)) return CUDA_SUCCESS;
+  if (!overriding() || !data || !ours(address)) return FDY_NEXT(cuPointerGetAttribute, data, attribute, address);
+  const auto range = range_of(address);
+  if (!range) return CUDA_ERROR_INVALID_VALUE;
+  if (answer(attribute, *range, data)) return CUDA_SUCCESS;
   return FDY_NEXT(cuPointerGetAttribute, data, attribute, address);
 }
 
@@ -56,9 +76,9 @@ FDY_OVERRIDE CUresult CUDAAPI cuPointerGetAttributes(unsigned int number, CUpoin
   const CUresult result = FDY_NEXT(cuPointerGetAttributes, number, attributes, data, address);
   if (result != CUDA_SUCCESS || !overriding()) return result;
   // What an engine mapped itself, the driver knows as such.
-  if (!Arenas::instance().contains(address)) return result;
-  if (const auto found = Arenas::instance().find(address))
-    for (unsigned int i = 0; i < number; ++i) answer(attributes[i], found->first, found->second, data[i]);
+  if (!ours(address)) return result;
+  if (const auto range = range_of(address))
+    for (unsigned int i = 0; i < number; ++i) answer(attributes[i], *range, data[i]);
   return result;
 }
 

@@ -270,6 +270,23 @@ void Arenas::drain(Arena &arena) {
   }
 }
 
+std::optional<Shared> Arenas::share(uint64_t address, uint64_t serial) {
+  std::lock_guard guard(lock_);
+  Arena *arena = space_.contains(address) ? arena_of_locked(address) : nullptr;
+  if (!arena || arena->id == FDY_ARENA_HOST) return std::nullopt;
+  const auto at = arena->live.find(address);
+  if (at == arena->live.end() || at->second.serial != serial) return std::nullopt;
+  const Mapped mapped = arena->placement.mapped_at(address);
+  CUmemGenericAllocationHandle handle = 0;
+  FDY_CU(cuMemRetainAllocationHandle, &handle, reinterpret_cast<void *>(mapped.extent.base));
+  return Shared{Memory(handle), mapped};
+}
+
+Memory Arenas::create(uint64_t bytes) {
+  std::lock_guard guard(lock_);
+  return backing_.create(bytes);
+}
+
 Space Arenas::space() noexcept {
   std::lock_guard guard(lock_);
   return state_ == State::ready ? space_ : Space{0, space_.stride};

@@ -48,12 +48,20 @@ struct Arena {
   Reservations reservations;
 };
 
+// Memory behind an allocation, with what else is mapped by the same handle.
+struct Shared {
+  Memory memory;
+  Mapped mapped;
+};
+
 // Empty, in its part of the space.
 Placement placement_of(const Space &space, fdy_arena arena);
 
 class Arenas {
  public:
   static Arenas &instance();
+  // Throws Error in a forked child of a process that used CUDA.
+  static void refuse_after_fork();
 
   // --- from overrides ---
   // At each new context: the reservation is made at the first.
@@ -71,6 +79,11 @@ class Arenas {
   std::optional<std::pair<Place, uint64_t>> find(uint64_t address) noexcept;  // with its serial
   bool made_under_capture(uint64_t address) noexcept;
 
+  // --- for other processes, and for a second place in this one ---
+  // The memory behind a live allocation of device memory; nothing if it is not the one that had this serial.
+  std::optional<Shared> share(uint64_t address, uint64_t serial);
+  // Fresh memory of the arenas' kind.
+  Memory create(uint64_t bytes);
   // --- from overrides of virtual memory management (engine_memory.cpp) ---
   // Whether address space that the calling thread reserves is an arena's.  Throws Error in capture mode if it must be
   // and cannot.
@@ -104,7 +117,6 @@ class Arenas {
 
   Arenas() = default;
   static void after_fork_in_child();
-  static void refuse_after_fork();
   void reserve_locked() noexcept;
   void keep_reservations_locked();
   void make_arenas_locked();

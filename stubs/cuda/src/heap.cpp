@@ -45,6 +45,22 @@ void write_all(int file, const void *data, size_t bytes, uint64_t offset) {
   }
 }
 
+// Another process that has imported an extent holds a lock on its bytes, for as long as it maps them.  Locks belong to
+// open files here, so the kernel takes them back however the importer ends.
+struct flock whole(uint64_t offset, uint64_t bytes, short type) {
+  struct flock range{};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = static_cast<off_t>(offset);
+  range.l_len = static_cast<off_t>(bytes);
+  return range;
+}
+
+bool lent(int file, uint64_t offset, uint64_t bytes) {
+  struct flock range = whole(offset, bytes, F_WRLCK);
+  return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
+
 class Heap {
  public:
   static Heap &get() {
@@ -60,6 +76,11 @@ class Heap {
   uint64_t take(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     require(file_ >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    std::erase_if(lent_, [&](const auto &extent) {
+      if (lent(file_, extent.first, extent.second)) return false;
+      free_locked(extent.first, extent.second);
+      return true;
+    });
     const auto best = std::find_if(free_.begin(), free_.end(), [&](const auto &hole) { return hole.second >= bytes; });
     if (best != free_.end()) {
       const auto [offset, size] = *best;
@@ -73,9 +94,18 @@ class Heap {
     return offset;
   }
 
+  // What another process still maps stays as it is, and is looked at again when memory is taken.
   void give_back(uint64_t offset, uint64_t bytes) {
-    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     const std::lock_guard lock(mutex_);
+    if (lent(file_, offset, bytes))
+      lent_.emplace(offset, bytes);
+    else
+      free_locked(offset, bytes);
+  }
+
+ private:
+  void free_locked(uint64_t offset, uint64_t bytes) {
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     auto at = free_.emplace(offset, bytes).first;
     if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
       at->second += next->second;
@@ -90,11 +120,11 @@ class Heap {
     }
   }
 
- private:
   std::mutex mutex_;
   int file_ = memfd_create("softcuda", MFD_CLOEXEC);
   uint64_t end_ = 0;
   std::map<uint64_t, uint64_t> free_;  // holes by offset
+  std::map<uint64_t, uint64_t> lent_;  // given back here, mapped elsewhere
 };
 
 void poison(int file, uint64_t offset, uint64_t bytes) {
@@ -178,6 +208,11 @@ std::shared_ptr<Extent> Extent::import_descriptor(int descriptor) {
   require(trailer.magic == kTrailerMagic && trailer.offset + trailer.bytes == static_cast<uint64_t>(at));
   const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   require(own >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+  struct flock range = whole(trailer.offset, trailer.bytes, F_RDLCK);
+  if (fcntl(own, F_OFD_SETLK, &range) != 0) {
+    close(own);
+    throw Failure{CUDA_ERROR_OPERATING_SYSTEM};
+  }
   return std::make_shared<Extent>(own, trailer.offset, trailer.bytes, trailer.device);
 }
 

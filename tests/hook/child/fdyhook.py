@@ -69,6 +69,16 @@ class _Allocation(c.Structure):
     )
 
 
+class _Window(c.Structure):
+    _fields_ = (
+        ("address", c.c_uint64),
+        ("bytes", c.c_uint64),
+        ("origin", c.c_uint64),
+        ("rank", c.c_uint32),
+        ("reserved", c.c_uint32),
+    )
+
+
 class _Layout(c.Structure):
     _fields_ = (
         ("base", c.c_uint64),
@@ -105,6 +115,9 @@ class _Table(c.Structure):
         ("release_held", c.CFUNCTYPE(c.c_int)),
         ("upload", c.CFUNCTYPE(c.c_int, c.c_uint64, c.c_char_p, c.c_uint64)),
         ("download", c.CFUNCTYPE(c.c_int, c.c_uint64, c.c_void_p, c.c_uint64)),
+        ("set_rank", c.CFUNCTYPE(c.c_int, c.c_uint32)),
+        ("ipc_peer_handle", c.CFUNCTYPE(c.c_int, c.c_char_p, c.c_uint32, c.c_void_p)),
+        ("windows", c.CFUNCTYPE(c.c_int, c.POINTER(_Buffer))),
     )
 
 
@@ -193,6 +206,26 @@ def download(address: int, size: int) -> bytes:
     out = c.create_string_buffer(size)
     _check(_hook.download(address, out, size))
     return out.raw
+
+
+def set_rank(rank: int) -> None:
+    _check(_hook.set_rank(rank))
+
+
+def ipc_peer_handle(own: bytes, rank: int) -> bytes:
+    out = c.create_string_buffer(64)
+    _check(_hook.ipc_peer_handle(own, rank, out))
+    return out.raw
+
+
+def windows() -> list[tuple[int, int, int, int]]:
+    """(rank, address, bytes, origin) of what is open of peers' memory."""
+    out = _Buffer()
+    _check(_hook.windows(c.byref(out)))
+    array = (_Window * (out.bytes // c.sizeof(_Window))).from_address(out.data) if out.bytes else []
+    found = [(w.rank, w.address, w.bytes, w.origin) for w in array]
+    _hook.free_buffer(c.byref(out))
+    return found
 
 
 def answer(value: object) -> None:
