@@ -28,8 +28,8 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Capture an engine as a few ranks of a world, one after another on one GPU, and write the archive."""
-    from foundryd.capture.orchestrate import CaptureSpec
     from foundryd.capture.orchestrate import capture as run_capture
+    from foundryd.capture.runs import CaptureSpec
     from foundryd.cli.environment import driver_environment
 
     try:
