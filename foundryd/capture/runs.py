@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from foundryd import _native
@@ -47,6 +48,22 @@ def preload(environment: Mapping[str, str], *libraries: Path) -> str:
     ours = [str(p) for p in libraries]
     before = [p for p in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if p and p not in ours]
     return ":".join([*ours, *before])
+
+
+def installed_nccl() -> str | None:
+    """The number of the NCCL that is installed beside foundryd, 22809 for 2.28.9; None if there is none or two differ.
+
+    The stub takes its place while capturing and answers with this version, which a restoring engine must then have.
+    """
+    found = set()
+    for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        with suppress(PackageNotFoundError):
+            found.add(version(package))
+    numbers = found.pop().split(".")[:3] if len(found) == 1 else []
+    if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
+        return None
+    major, minor, patch = map(int, numbers)
+    return str(major * 10000 + minor * 100 + patch)
 
 
 class Runs:
@@ -181,6 +198,9 @@ class Runs:
             NCCL_GRAPH_REGISTER="0",
             NCCL_RUNTIME_CONNECT="0",
         )
+        nccl = installed_nccl()
+        if nccl is not None:
+            env.setdefault("FOUNDRYD_NCCL_VERSION", nccl)
         for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
             env.pop(name, None)
         if references:
