@@ -86,8 +86,7 @@ def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:
 
 def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequence[Sequence[int]]:
     """The rank classes; captures what it takes to know them."""
-    for rank in sample(mesh, requested).ranks:
-        runs.run(rank)
+    runs.run_all(sample(mesh, requested).ranks)
     while True:
         keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
         if len(set(keys.values())) > 1 and runs.again():
@@ -97,8 +96,7 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequenc
             if len(split.classes) > 1:
                 runs.progress(f"{len(split.classes)} rank classes: {_why(runs.recordings)}")
             return split.classes
-        for rank in split.capture:
-            runs.run(rank)
+        runs.run_all(split.capture)
 
 
 def _why(recordings: Mapping[int, Recording]) -> str:
@@ -121,6 +119,7 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs) -> Merge:
             if rank is not None:
                 merged.held_out = rank
                 merged.add_images(runs.run_like(rank, merged.reference))
+            runs.run_all(merged.image_ranks)
             for rank in merged.image_ranks:
                 merged.add_images(runs.run_like(rank, merged.reference))
             return merged
@@ -136,7 +135,8 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs) -> Merge:
 def _merge(sampling: Sampling, runs: Runs) -> tuple[Merge, Sampling]:
     """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
-        recordings = [runs.run(rank) for rank in sampling.ranks]
+        runs.run_all(sampling.ranks)
+        recordings = [runs.recordings[rank] for rank in sampling.ranks]
         control = runs.control(sampling.control, sampling.ranks)
         if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
             continue

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import IO
 
 from foundryd import _native
 from foundryd.capture.journal import unended
@@ -31,7 +34,7 @@ class CaptureSpec:
 
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
     set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
-    every launch stays.
+    every launch stays; up to ``jobs`` launches run side by side on the device.
     """
 
     variant: str
@@ -41,6 +44,7 @@ class CaptureSpec:
     deadline: float = 900.0
     environment: Mapping[str, str] = field(default_factory=dict)
     logs: Path | None = None
+    jobs: int = 1
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -66,6 +70,16 @@ def installed_nccl() -> str | None:
     return str(major * 10000 + minor * 100 + patch)
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """One launch: as which rank, where its recording goes, and for a control the recordings to compare with."""
+
+    what: str
+    rank: int
+    path: Path
+    references: Sequence[Path] = ()
+
+
 class Runs:
     """Launches of the engine, one a rank; recordings stay in ``folder``."""
 
@@ -78,12 +92,21 @@ class Runs:
         self.times: list[float] = []
         self._warm: set[int] = set()
         self._repeats: dict[int, tuple[Path, Recording]] = {}
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped = False
+        self._logs = 0
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
-        if rank not in self.recordings:
-            self.recordings[rank] = self._capture(f"rank {rank}", rank, self._path(rank), ())
+        self.run_all([rank])
         return self.recordings[rank]
+
+    def run_all(self, ranks: Iterable[int]) -> None:
+        """Captures those of ``ranks`` that were not captured before."""
+        new = [rank for rank in ranks if rank not in self.recordings]
+        made = self._capture_all([_Launch(f"rank {rank}", rank, self._path(rank)) for rank in new])
+        self.recordings.update(zip(new, made, strict=True))
 
     def again(self) -> bool:
         """Captures every rank that was captured once another time; answers whether there was any.
@@ -91,9 +114,9 @@ class Runs:
         A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
         """
         cold = [rank for rank in self.recordings if rank not in self._warm]
-        for rank in cold:
-            self._warm.add(rank)
-            self.recordings[rank] = self._capture(f"rank {rank}, with warm caches", rank, self._path(rank), ())
+        self._warm.update(cold)
+        made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
+        self.recordings.update(zip(cold, made, strict=True))
         return bool(cold)
 
     def run_like(self, rank: int, reference: Recording) -> Recording:
@@ -105,13 +128,13 @@ class Runs:
         return recording
 
     def repeat(self, ranks: Sequence[int]) -> bool:
-        """Captures each of the ranks another time, beside its recording; answers False if that was done before."""
-        if self._repeats:
-            return False
-        for rank in ranks:
-            path = self._folder / f"repeat-{rank}.recording"
-            self._repeats[rank] = (path, self._capture(f"a repeat of rank {rank}", rank, path, ()))
-        return True
+        """Captures each of the ranks another time, beside its recording; answers whether any was left to repeat."""
+        new = [rank for rank in ranks if rank not in self._repeats]
+        paths = [self._folder / f"repeat-{rank}.recording" for rank in new]
+        launches = [_Launch(f"a repeat of rank {r}", r, p) for r, p in zip(new, paths, strict=True)]
+        made = self._capture_all(launches)
+        self._repeats.update({r: (p, m) for r, p, m in zip(new, paths, made, strict=True)})
+        return bool(new)
 
     def repeats(self, ranks: Sequence[int]) -> list[Recording]:
         """The second recordings of ``ranks``, where there are any."""
@@ -125,7 +148,7 @@ class Runs:
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
             known = len(unended(journal))
             try:
-                return self._capture(f"the control of rank {rank}", rank, path, references)
+                return self._capture(_Launch(f"the control of rank {rank}", rank, path, references))
             except CaptureError:
                 fatal = unended(journal)
                 if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
@@ -136,26 +159,41 @@ class Runs:
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.recording"
 
-    def _capture(self, what: str, rank: int, path: Path, references: Sequence[Path]) -> Recording:
-        self.progress(f"capturing as {what} of {self._mesh.world}")
+    def _capture_all(self, launches: Sequence[_Launch]) -> list[Recording]:
+        """Their recordings in order; as many launches side by side as the specification allows."""
+        if self._spec.jobs == 1 or len(launches) < 2:
+            return [self._capture(launch) for launch in launches]
+        with ThreadPoolExecutor(self._spec.jobs) as workers:
+            futures = [workers.submit(self._capture, launch) for launch in launches]
+            try:
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                # Nothing that was started may outlive the failure, and nothing more may start.
+                workers.shutdown(wait=False, cancel_futures=True)
+                with self._lock:
+                    self._stopped = True
+                    for process in self._running:
+                        _kill_group(process)
+                raise
+
+    def _capture(self, launch: _Launch) -> Recording:
+        self.progress(f"capturing as {launch.what} of {self._mesh.world}")
         started = time.monotonic()
         try:
-            self._launch(rank, path, references)
+            self._launch(launch)
         finally:
             self.times.append((time.monotonic() - started) * 1000)
-        return load(path)
+        return load(launch.path)
 
-    def _launch(self, rank: int, path: Path, references: Sequence[Path]) -> None:
-        log = self._log(path.stem)
+    def _launch(self, launch: _Launch) -> None:
+        rank = launch.rank
+        launch.path.unlink(missing_ok=True)
+        log = self._log(launch.path.stem)
         with log.open("wb") as sink:
-            process = subprocess.Popen(
-                list(self._spec.command),
-                env=self._environment(rank, path, references),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._start(launch, sink)
             try:
                 code: int | None = process.wait(self._spec.deadline)
             except subprocess.TimeoutExpired:
@@ -163,6 +201,8 @@ class Runs:
             finally:
                 # Whatever the engine started goes with it.
                 _kill_group(process)
+                with self._lock:
+                    self._running.remove(process)
         tail = log.read_text(errors="replace").strip()[-2000:]
         if code is None:
             raise CaptureError(
@@ -171,26 +211,43 @@ class Runs:
             )
         if code != 0:
             raise CaptureError(f"capturing rank {rank} ended with exit code {code}: see its output:\n{tail}")
-        if not path.exists():
+        if not launch.path.exists():
             raise CaptureError(
                 f"capturing rank {rank} ended without a recording: call finish() on its GraphSet; its output:\n{tail}"
             )
+
+    def _start(self, launch: _Launch, sink: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise CaptureError(f"rank {launch.rank} was not captured any more, since another launch failed")
+            process = subprocess.Popen(
+                list(self._spec.command),
+                env=self._environment(launch),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._running.append(process)
+            return process
 
     def _log(self, name: str) -> Path:
         """Where the output of the next launch goes."""
         if self._spec.logs is None:
             return self._folder / f"{name}.log"
         self._spec.logs.mkdir(parents=True, exist_ok=True)
-        return self._spec.logs / f"{len(self.times):02}-{name}.log"
+        with self._lock:
+            self._logs += 1
+            return self._spec.logs / f"{self._logs:02}-{name}.log"
 
-    def _environment(self, rank: int, path: Path, references: Sequence[Path]) -> dict[str, str]:
+    def _environment(self, launch: _Launch) -> dict[str, str]:
         env = {**os.environ, **self._spec.environment}
-        local = self._mesh.coordinates(rank)[1]
+        local = self._mesh.coordinates(launch.rank)[1]
         env.update(
             FOUNDRYD_MODE="capture",
             FOUNDRYD_VARIANT=str(self._mesh),
-            FOUNDRYD_RECORDING=str(path),
-            RANK=str(rank),
+            FOUNDRYD_RECORDING=str(launch.path),
+            RANK=str(launch.rank),
             LOCAL_RANK=str(local),
             WORLD_SIZE=str(self._mesh.world),
             LD_PRELOAD=preload(env, _native.hook_library(), _native.fake_nccl()),
@@ -203,9 +260,9 @@ class Runs:
             env.setdefault("FOUNDRYD_NCCL_VERSION", nccl)
         for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
             env.pop(name, None)
-        if references:
-            env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in references)
-            env["FOUNDRYD_JOURNAL"] = str(path.with_suffix(".journal"))
+        if launch.references:
+            env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in launch.references)
+            env["FOUNDRYD_JOURNAL"] = str(launch.path.with_suffix(".journal"))
         return env
 
 

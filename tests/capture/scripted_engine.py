@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,23 @@ def fatal(launch: Launch) -> dict[str, int]:
     return {"garbage": launch.time}
 
 
-SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal)}
+def failing(launch: Launch) -> dict[str, int]:
+    """Rank 2 fails while all others wait for ever."""
+    if launch.rank == 2:
+        time.sleep(1)
+        sys.exit(3)
+    time.sleep(300)
+    return {}
+
+
+def forgetful(launch: Launch) -> dict[str, int]:
+    """Launches are cold at first, and the second one of rank 1 writes nothing."""
+    if launch.rank == 1 and launch.time == 3:
+        sys.exit(0)
+    return {"scratch": int(launch.time == 1)}
+
+
+SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal, failing, forgetful)}
 
 
 def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0) -> Recording:
@@ -97,8 +114,10 @@ def main() -> None:
     assert settings.recording is not None
     with (folder / "launches").open("a") as file:
         file.write(f"{settings.rank}\n")
-    time = (folder / "launches").read_text().splitlines().count(str(settings.rank))
-    launch = Launch(settings.rank, time, bool(settings.references))
+    with (folder / "pids").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    times = (folder / "launches").read_text().splitlines().count(str(settings.rank))
+    launch = Launch(settings.rank, times, bool(settings.references))
     made = recording(settings.rank, Mesh.parse(settings.variant), **SCRIPTS[script](launch))
     if launch.control:
         references = [load(p) for p in settings.references]

@@ -13,7 +13,7 @@ from foundryd.archive.verify import violations
 from foundryd.capture import runs
 from foundryd.capture.orchestrate import capture
 from foundryd.capture.runs import CaptureSpec
-from foundryd.errors import UnexplainedWord
+from foundryd.errors import CaptureError, UnexplainedWord
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 SAMPLED = [0, 1, 2, 3, 7]  # of eight ranks
@@ -23,10 +23,10 @@ SAMPLED = [0, 1, 2, 3, 7]  # of eight ranks
 def captured(tmp_path):
     """Captures a script as eight ranks: the result, the ranks launched, and what was said."""
 
-    def run(script):
+    def run(script, **options):
         (tmp_path / "launches").touch()
         said = []
-        spec = CaptureSpec("ep=8", [sys.executable, "-P", str(SCRIPT), script, str(tmp_path)], deadline=60)
+        spec = CaptureSpec("ep=8", [sys.executable, "-P", str(SCRIPT), script, str(tmp_path)], deadline=60, **options)
         try:
             return capture(tmp_path / "a.foundry", spec, progress=said.append), launched(), said
         finally:
@@ -72,6 +72,24 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
     with ArchiveReader.open(captured.archive) as reader:
         (variant,) = reader.index.variants
         assert reader.section(variant.allocations).nbytes == 0
+
+
+def test_launches_may_run_side_by_side(captured):
+    result, launched, _ = captured("few_values", jobs=4)
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    assert sorted(launched) == sorted([*SAMPLED, 1, *SAMPLED, 1, *result.held_out])
+
+
+def test_one_that_fails_beside_others_ends_them_all(captured, tmp_path):
+    with pytest.raises(CaptureError, match="capturing rank 2 ended with exit code 3"):
+        captured("failing", jobs=5)
+    for pid in (tmp_path / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_launch_without_a_recording_is_not_taken_for_the_one_before(captured):
+    with pytest.raises(CaptureError, match="rank 1 ended without a recording"):
+        captured("forgetful")
 
 
 def test_the_control_goes_on_without_trials_that_were_fatal(captured):
