@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,11 @@ def test_an_exporter_that_hangs_costs_its_peer_a_deadline(ranks: Ranks) -> None:
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(4 * MIB))
     exporter.process.send_signal(signal.SIGSTOP)
+    stopped = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    deadline = time.monotonic() + DEADLINE
+    while os.waitid(os.P_PID, exporter.process.pid, stopped) is None:  # until then, its threads may still answer
+        assert time.monotonic() < deadline, "the exporter does not stop"
+        time.sleep(0.01)
     code, message, seconds = importer.refused(handle)
     exporter.process.send_signal(signal.SIGCONT)
     assert code == "CUDA_ERROR_MAP_FAILED"
