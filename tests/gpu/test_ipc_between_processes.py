@@ -141,7 +141,11 @@ def test_a_thousand_cycles_leave_nothing_behind(ranks):
         exporters.append(exporter.free_memory_now() - before)
     descriptors, mappings, memory = zip(*rounds, strict=True)
     assert descriptors == (0, 0, 0)
-    assert exporter.descriptors() == files
+    # The exporter closes its end of a connection when it finds that the importer has.
+    deadline = time.monotonic() + 10
+    while (left := exporter.descriptors()) > files and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left <= files
     assert all(more < 20 for more in mappings), f"mappings more after each round: {mappings}"
     for whose, change in (("importer", memory), ("exporter", exporters)):
         assert abs(statistics.median(change)) < LOST // 2, f"free memory of the {whose}'s device changed by {change}"
