@@ -69,9 +69,16 @@ class CaptureError(FoundrydError):
 
 
 class UnexplainedWord(CaptureError):
-    """A word differs between ranks and no rule explains it."""
+    """A word differs between ranks and no rule explains it.
+
+    ``proof_failed``: it differs between captures of one rank too, and was not proven harmless.
+    """
 
     reason = "unexplained_word"
+
+    def __init__(self, message: str, *, proof_failed: bool = False) -> None:
+        super().__init__(message)
+        self.proof_failed = proof_failed
 
 
 class UnexplainedContent(CaptureError):

@@ -94,13 +94,18 @@ class _Suspects:
         stream: Any,
     ) -> None:
         same = next(r for r in references if r.rank == ours.rank)
-        self._hook, self._ours, self._same, self._stream = hook, ours, same, stream
+        alike = [same, *(r for r in references if _comparable(r, ours) and r is not same)]
+        self._hook, self._ours, self._others, self._stream = hook, ours, alike, stream
         members = len(ours.graphs)
-        view, control, *others = (
-            RankView(r.rank, r.blocks()[:members])
-            for r in (ours, same, *(r for r in references if _comparable(r, ours) and r is not same))
+        fields = ours.fields()[:members]
+        view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
+        self._words = noise_candidates(
+            view,
+            views[0],
+            fields,
+            others=views[1:],
+            mapped=process_memory(),
         )
-        self._words = noise_candidates(view, control, ours.fields()[:members], others=others, mapped=process_memory())
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
         if len(self._words):
@@ -115,9 +120,9 @@ class _Suspects:
         """Keeps the words that are noise with memory as it is."""
         kept = []
         for block in np.unique(self._words["block"]).tolist():
-            graph, other = self._ours.graphs[block], self._same.graphs[block].params
+            graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
             mine = self._words[self._words["block"] == block]
-            found = prove_noise(memory, graph, mine, other, self._replay_with(block), self._generator, journal)
+            found = prove_noise(memory, graph, mine, others, self._replay_with(block), self._generator, journal)
             kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
         if kept:
             self._words = np.concatenate(kept)

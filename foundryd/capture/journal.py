@@ -27,13 +27,20 @@ class Journal:
 
     def attempt(self, key: tuple[Any, ...], trial: Callable[[], bool]) -> bool:
         """What ``trial`` finds; False, without running it, if it was fatal to an earlier launch."""
-        name = json.dumps([*self._state, *key])
-        if name in self.fatal:
+        if key in self:
             return False
+        name = self._name(key)
         self._note("begin", name)
         found = trial()
         self._note("end", name)
         return found
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        """Whether the trial was fatal to an earlier launch."""
+        return self._name(key) in self.fatal
+
+    def _name(self, key: tuple[Any, ...]) -> str:
+        return json.dumps([*self._state, *key])
 
     def _note(self, what: str, name: str) -> None:
         if self._path is not None:

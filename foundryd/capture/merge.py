@@ -108,22 +108,26 @@ class Merge:
         return Ranked(self.inference.rules, self.inference.tables, rank_class, images, by_rank)
 
 
-def merge(recordings: Sequence[Recording], control: Recording, members: Sequence[int]) -> Merge:
-    """Infers the rules of a rank class from its sampled ranks and the control.
+def merge(
+    recordings: Sequence[Recording], control: Recording, members: Sequence[int], repeats: Sequence[Recording] = ()
+) -> Merge:
+    """Infers the rules of a rank class from its sampled ranks, the control, and further captures of sampled ranks.
 
     Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.
     """
     reference = recordings[0]
     mesh = Mesh.parse(reference.variant)
-    for other in [*recordings[1:], control]:
+    for other in [*recordings[1:], control, *repeats]:
         same_structure(reference, other, CaptureError)
     dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
-    *living, control = align_contents([without(r, dead) for r in [*recordings, control]])
+    every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
+    living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
     noise = [tuple(word) for word in control.notes.get("proven_noise", [])]
     inference = infer(
         [RankView(r.rank, r.blocks()) for r in living],
         mesh=mesh,
         control=RankView(control.rank, control.blocks()),
+        repeats=[RankView(r.rank, r.blocks()) for r in repeats],
         proven_noise=noise,
         fields=living[0].fields(),
         describe=living[0].describe,

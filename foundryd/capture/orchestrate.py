@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from foundryd import _native
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
-from foundryd.capture.journal import unended
 from foundryd.capture.merge import Merge, merge, same_structure, write_archive
-from foundryd.capture.recording import Recording, load
-from foundryd.errors import CaptureError
+from foundryd.capture.recording import Recording
+from foundryd.capture.runs import CaptureSpec, Progress, Runs
+from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
 from foundryd.rankpatch.mesh import Mesh
-from foundryd.rankpatch.sampling import sample, split_classes
+from foundryd.rankpatch.sampling import Sampling, sample, split_classes
 from foundryd.rankpatch.verify import count_rules
 
-Progress = Callable[[str], None]
-
-# Each launch beyond the first is for one trial that ended the one before.
-_CONTROL_LAUNCHES = 24
+# How often a held-out rank that was not as predicted may join the samples.
+_REFITS = 2
 
 
 @dataclass
@@ -45,31 +39,6 @@ class CaptureResult:
     total_ms: float
 
 
-@dataclass(frozen=True)
-class CaptureSpec:
-    """What to capture.
-
-    ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
-    set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
-    every launch stays.
-    """
-
-    variant: str
-    command: Sequence[str]
-    requested: Sequence[int] | None = None
-    world_size: int | None = None
-    deadline: float = 900.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    logs: Path | None = None
-
-
-def preload(environment: Mapping[str, str], *libraries: Path) -> str:
-    """``LD_PRELOAD`` with ``libraries`` before what was there; what is there already is not put in twice."""
-    ours = [str(p) for p in libraries]
-    before = [p for p in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if p and p not in ours]
-    return ":".join([*ours, *before])
-
-
 def capture(
     output: Path, spec: CaptureSpec, *, append: bool = False, progress: Progress = lambda _: None
 ) -> CaptureResult:
@@ -84,7 +53,7 @@ def capture(
             f"the variant {mesh} has {mesh.world} ranks and --world-size is {spec.world_size}: correct one of them"
         )
     with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
-        runs = _Runs(mesh, spec, Path(folder), progress)
+        runs = Runs(mesh, spec, Path(folder), progress)
         merges = [_capture_class(mesh, members, runs) for members in _classes(mesh, spec.requested, runs)]
         _publish(output, merges, append)
     total = (time.monotonic() - started) * 1000
@@ -115,10 +84,9 @@ def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequence[Sequence[int]]:
+def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequence[Sequence[int]]:
     """The rank classes; captures what it takes to know them."""
-    for rank in sample(mesh, requested).ranks:
-        runs.run(rank)
+    runs.run_all(sample(mesh, requested).ranks)
     while True:
         keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
         if len(set(keys.values())) > 1 and runs.again():
@@ -128,8 +96,7 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: _Runs) -> Sequen
             if len(split.classes) > 1:
                 runs.progress(f"{len(split.classes)} rank classes: {_why(runs.recordings)}")
             return split.classes
-        for rank in split.capture:
-            runs.run(rank)
+        runs.run_all(split.capture)
 
 
 def _why(recordings: Mapping[int, Recording]) -> str:
@@ -143,151 +110,42 @@ def _why(recordings: Mapping[int, Recording]) -> str:
     return "ranks with templates of their own"
 
 
-def _capture_class(mesh: Mesh, members: Sequence[int], runs: _Runs) -> Merge:
+def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs) -> Merge:
     sampling = sample(mesh, [r for r in members if r in runs.recordings], members)
+    for refits in range(_REFITS + 1):
+        merged, sampling = _merge(sampling, runs)
+        rank = sampling.held_out
+        try:
+            if rank is not None:
+                merged.held_out = rank
+                merged.add_images(runs.run_like(rank, merged.reference))
+            runs.run_all(merged.image_ranks)
+            for rank in merged.image_ranks:
+                merged.add_images(runs.run_like(rank, merged.reference))
+            return merged
+        except HeldOutMismatch as mismatch:
+            assert rank is not None
+            if refits == _REFITS:
+                raise
+            runs.progress(f"rank {rank} is not as predicted and joins the samples; another is held out: {mismatch}")
+            sampling = sampling.extended([rank])
+    raise AssertionError("the last refit returns or raises")
+
+
+def _merge(sampling: Sampling, runs: Runs) -> tuple[Merge, Sampling]:
+    """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
-        recordings = [runs.run(rank) for rank in sampling.ranks]
-        control = runs.control(sampling.control, [r.rank for r in recordings])
+        runs.run_all(sampling.ranks)
+        recordings = [runs.recordings[rank] for rank in sampling.ranks]
+        control = runs.control(sampling.control, sampling.ranks)
         if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
             continue
-        merged = merge(recordings, control, sampling.members)
-        if not merged.undecided:
-            break
-        sampling = sampling.extended(merged.undecided)
-    if sampling.held_out is not None:
-        merged.held_out = sampling.held_out
-        merged.add_images(runs.run_like(sampling.held_out, merged.reference))
-    for rank in merged.image_ranks:
-        merged.add_images(runs.run_like(rank, merged.reference))
-    return merged
-
-
-class _Runs:
-    """Launches of the engine, one a rank; recordings stay in ``folder``."""
-
-    def __init__(self, mesh: Mesh, spec: CaptureSpec, folder: Path, progress: Progress) -> None:
-        self._mesh = mesh
-        self._spec = spec
-        self._folder = folder
-        self.progress = progress
-        self.recordings: dict[int, Recording] = {}
-        self.times: list[float] = []
-        self._warm: set[int] = set()
-
-    def run(self, rank: int) -> Recording:
-        """The recording of ``rank``, captured now if it was not before."""
-        if rank not in self.recordings:
-            self.recordings[rank] = self._capture(f"rank {rank}", rank, self._path(rank), ())
-        return self.recordings[rank]
-
-    def again(self) -> bool:
-        """Captures every rank that was captured once another time; answers whether there was any.
-
-        A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
-        """
-        cold = [rank for rank in self.recordings if rank not in self._warm]
-        for rank in cold:
-            self._warm.add(rank)
-            self.recordings[rank] = self._capture(f"rank {rank}, with warm caches", rank, self._path(rank), ())
-        return bool(cold)
-
-    def run_like(self, rank: int, reference: Recording) -> Recording:
-        """The recording of ``rank``, captured again if it is not built like the reference."""
-        recording = self.run(rank)
-        if recording.structure_key() != reference.structure_key() and rank not in self._warm:
-            self.again()
-            recording = self.recordings[rank]
-        return recording
-
-    def control(self, rank: int, others: Sequence[int]) -> Recording:
-        """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
-        path = self._folder / f"control-{rank}.recording"
-        journal = path.with_suffix(".journal")
-        for attempt in range(1, _CONTROL_LAUNCHES + 1):
-            known = len(unended(journal))
-            try:
-                return self._capture(f"the control of rank {rank}", rank, path, [self._path(r) for r in others])
-            except CaptureError:
-                fatal = unended(journal)
-                if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
-                    raise
-                self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
-        raise AssertionError("the last launch returns or raises")
-
-    def _path(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank}.recording"
-
-    def _capture(self, what: str, rank: int, path: Path, references: Sequence[Path]) -> Recording:
-        self.progress(f"capturing as {what} of {self._mesh.world}")
-        started = time.monotonic()
         try:
-            self._launch(rank, path, references)
-        finally:
-            self.times.append((time.monotonic() - started) * 1000)
-        return load(path)
-
-    def _launch(self, rank: int, path: Path, references: Sequence[Path]) -> None:
-        log = self._log(path.stem)
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                list(self._spec.command),
-                env=self._environment(rank, path, references),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code: int | None = process.wait(self._spec.deadline)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                # Whatever the engine started goes with it.
-                _kill_group(process)
-        tail = log.read_text(errors="replace").strip()[-2000:]
-        if code is None:
-            raise CaptureError(
-                f"capturing rank {rank} took more than {self._spec.deadline:.0f} s: raise --deadline or look at "
-                f"its output:\n{tail}"
-            )
-        if code != 0:
-            raise CaptureError(f"capturing rank {rank} ended with exit code {code}: see its output:\n{tail}")
-        if not path.exists():
-            raise CaptureError(
-                f"capturing rank {rank} ended without a recording: call finish() on its GraphSet; its output:\n{tail}"
-            )
-
-    def _log(self, name: str) -> Path:
-        """Where the output of the next launch goes."""
-        if self._spec.logs is None:
-            return self._folder / f"{name}.log"
-        self._spec.logs.mkdir(parents=True, exist_ok=True)
-        return self._spec.logs / f"{len(self.times):02}-{name}.log"
-
-    def _environment(self, rank: int, path: Path, references: Sequence[Path]) -> dict[str, str]:
-        env = {**os.environ, **self._spec.environment}
-        local = self._mesh.coordinates(rank)[1]
-        env.update(
-            FOUNDRYD_MODE="capture",
-            FOUNDRYD_VARIANT=str(self._mesh),
-            FOUNDRYD_RECORDING=str(path),
-            RANK=str(rank),
-            LOCAL_RANK=str(local),
-            WORLD_SIZE=str(self._mesh.world),
-            LD_PRELOAD=preload(env, _native.hook_library(), _native.fake_nccl()),
-            # Both sides of a restore run with these; see docs/architecture.md.
-            NCCL_GRAPH_REGISTER="0",
-            NCCL_RUNTIME_CONNECT="0",
-        )
-        for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
-            env.pop(name, None)
-        if references:
-            env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in references)
-            env["FOUNDRYD_JOURNAL"] = str(path.with_suffix(".journal"))
-        return env
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))
+        except UnexplainedWord as error:
+            if error.proof_failed or not runs.repeat(sampling.ranks):
+                raise
+            continue
+        if not merged.undecided:
+            return merged, sampling
+        sampling = sampling.extended(merged.undecided)

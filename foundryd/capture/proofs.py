@@ -84,16 +84,16 @@ def prove_noise(
     memory: Memory,
     graph: Graph,
     words: np.ndarray,
-    other: Bytes,
+    others: Sequence[Bytes],
     replay_with: Callable[[np.ndarray], None],
     generator: np.random.Generator,
     journal: Journal = FORGETFUL,
 ) -> list[tuple[int, int]]:
     """Those of ``words`` that outputs do not depend on, as (offset, width); ``words`` are rows of ``noise_dtype``.
 
-    ``other`` are the parameters in the other capture of the rank; ``replay_with(params)`` runs the graph with changed
-    ones and waits.  Words outside the parameters (functions, launch dimensions) are never noise.  What is found holds
-    for memory as it is now, and memory is left like that.
+    ``others`` are the parameters in other captures, of this rank first; ``replay_with(params)`` runs the graph with
+    changed ones and waits.  Words outside the parameters (functions, launch dimensions) are never noise.  What is found
+    holds for memory as it is now, and memory is left like that.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
@@ -103,31 +103,64 @@ def prove_noise(
     plain()
     memory.note_plain(set())
 
-    def harmless(how: str, rows: np.ndarray, values: Bytes) -> bool:
-        def trial() -> bool:
-            params = graph.params.copy()
-            for row in rows:
-                at, width = int(row["offset"]) - graph.param_start(), int(row["width"])
-                params[at : at + width] = values[at : at + width]
-            memory.restore()
-            replay_with(params)
-            return memory.unmoved(set(), None)
+    # Gently first: the values that the engine itself gave the words at other times, then a flipped bit.  Only what that
+    # does not disturb is overwritten with bits that would send an index or a pointer astray.
+    def survivors(chosen: np.ndarray, how: str, values: Bytes) -> np.ndarray:
+        return _Perturbation(memory, graph, values, replay_with, journal, how).survivors(chosen)
 
-        # All of a graph's words have one name: which they are differs a little from launch to launch.
-        which = [] if len(rows) == len(words) else rows["offset"].tolist()
-        return journal.attempt(("noise", repr(graph.key), how, which), trial)
-
-    def survivors(how: str, rows: np.ndarray, values: Bytes) -> np.ndarray:
-        if not len(rows) or harmless(how, rows, values):
-            return rows
-        return rows[[harmless(how, rows[i : i + 1], values) for i in range(len(rows))]]
-
-    # Gently first: the value that the engine itself gave the word the other time, or a flipped bit where both are alike
-    # (a size beside a struct's padding, say).  Only what that does not disturb is overwritten with bits that would send
-    # an index or a pointer astray.
-    gentle = other.copy()
-    gentle[words["offset"][words["differs"] == 0] - graph.param_start()] ^= 1
-    words = survivors("gently", words, gentle)
-    words = survivors("at random", words, graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8))
+    for number, other in enumerate(others):
+        words = survivors(words, f"as in capture {number}", other)
+    places = words["offset"] - graph.param_start()
+    known = np.any([other[places] != graph.params[places] for other in others], axis=0) if others else places < 0
+    flipped = graph.params.copy()
+    flipped[places] ^= 1
+    words = np.concatenate([words[known], survivors(words[~known], "by a bit", flipped)])
+    wild = graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8)
+    words = np.sort(survivors(words, "at random", wild), order="offset")
     memory.restore()
     return [(int(w["offset"]), int(w["width"])) for w in words]
+
+
+@dataclass
+class _Perturbation:
+    """Other values for some words of a graph: which of them may take these without changing what a replay leaves."""
+
+    memory: Memory
+    graph: Graph
+    values: Bytes
+    replay_with: Callable[[np.ndarray], None]
+    journal: Journal
+    how: str
+
+    def survivors(self, words: np.ndarray) -> np.ndarray:
+        """Tries all at once, then halves; one by one where all at once was fatal before."""
+        if not len(words) or self._harmless("all", words):
+            return words
+        if self._name("all", words) in self.journal:
+            return words[[self._harmless("one", words[i : i + 1]) for i in range(len(words))]]
+        kept = self._halved(words)
+        return kept if len(kept) == 0 or self._harmless("left", kept) else kept[:0]
+
+    def _halved(self, words: np.ndarray) -> np.ndarray:
+        if len(words) == 1:
+            return words if self._harmless("one", words) else words[:0]
+        half = len(words) // 2
+        parts = (words[:half], words[half:])
+        return np.concatenate([p if self._harmless("some", p) else self._halved(p) for p in parts])
+
+    def _harmless(self, what: str, words: np.ndarray) -> bool:
+        def trial() -> bool:
+            params = self.graph.params.copy()
+            for row in words:
+                at, width = int(row["offset"]) - self.graph.param_start(), int(row["width"])
+                params[at : at + width] = self.values[at : at + width]
+            self.memory.restore()
+            self.replay_with(params)
+            return self.memory.unmoved(set(), None)
+
+        return self.journal.attempt(self._name(what, words), trial)
+
+    def _name(self, what: str, words: np.ndarray) -> tuple[Any, ...]:
+        # Which words are suspect differs a little from launch to launch, so only single ones are named.
+        which = int(words["offset"][0]) if what in ("one", "some") else None
+        return ("noise", repr(self.graph.key), self.how, what, len(words) if what == "some" else None, which)

@@ -24,19 +24,20 @@ def capture(
     append: Annotated[bool, typer.Option(help="Keep the other variants of an archive that exists.")] = False,
     driver: Annotated[str, typer.Option(help="auto, cuda, or soft for the software driver.")] = "auto",
     deadline: Annotated[float, typer.Option(help="Seconds for one launch of the engine.")] = 900.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Launches side by side on the device, if memory allows.")] = 1,
     logs: Annotated[Path | None, typer.Option(help="A folder to keep the output of every launch in.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Capture an engine as a few ranks of a world, one after another on one GPU, and write the archive."""
-    from foundryd.capture.orchestrate import CaptureSpec
     from foundryd.capture.orchestrate import capture as run_capture
+    from foundryd.capture.runs import CaptureSpec
     from foundryd.cli.environment import driver_environment
 
     try:
         requested = [int(r) for r in sample.split(",")] if sample else None
     except ValueError:
         raise UsageError(f"--sample is {sample!r}, not ranks joined by commas as in 0,1,2,7") from None
-    spec = CaptureSpec(variant, command, requested, world_size, deadline, driver_environment(driver), logs)
+    spec = CaptureSpec(variant, command, requested, world_size, deadline, driver_environment(driver), logs, jobs)
     result = run_capture(output, spec, append=append, progress=lambda text: print(text, file=sys.stderr))
     if as_json:
         figures = {

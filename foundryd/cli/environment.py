@@ -35,7 +35,7 @@ def device_answers() -> bool:
 
 def restore_environment(env: Mapping[str, str], *, archive: str, group: str, variant: str) -> dict[str, str]:
     """Variables with which an engine restores; the hook goes before whatever is preloaded already."""
-    from foundryd.capture.orchestrate import preload
+    from foundryd.capture.runs import preload
 
     out = {
         "FOUNDRYD_MODE": "restore",

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from foundryd.archive.reader import ArchiveReader
-from foundryd.capture.orchestrate import CaptureResult, CaptureSpec, capture
+from foundryd.capture.orchestrate import CaptureResult, capture
+from foundryd.capture.runs import CaptureSpec
 from foundryd.cli.environment import restore_environment
 from foundryd.daemon.launch import start_daemon, stop_daemon
 from foundryd.demo.config import DemoConfig

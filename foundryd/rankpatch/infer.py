@@ -68,6 +68,7 @@ def infer(
     mesh: Mesh,
     *,
     control: RankView | None = None,
+    repeats: Sequence[RankView] = (),
     proven_noise: ProvenNoise = (),
     fields: Sequence[Fields] | None = None,
     describe: Describe | None = None,
@@ -76,7 +77,7 @@ def infer(
 ) -> Inference:
     """Finds a rule for each word in which captures of one rank class differ.
 
-    A word that differs between a rank and its control is noise and must be proven; what lies between two fields is
+    A word that differs between two captures of one rank is noise and must be proven; what lies between two fields is
     noise that needs no proof.  Any other differing word is affine in one coordinate: of the readings that fit and agree
     on every rank the widest, in the first coordinate of ``sampling.PREFERENCE``.  Where every rank was captured, a word
     that no coordinate explains becomes a table; in a class of up to four ranks all of them do.
@@ -86,6 +87,7 @@ def infer(
     views : captures of different ranks, symbolised; the first is the reference.
     mesh : the variant's mesh.
     control : one of the ranks again, with everything outside the arenas at other addresses.
+    repeats : more captures of any of the ranks: garbage of few values is often equal in two.
     proven_noise : words whose perturbation left all outputs equal, see ``noise.noise_candidates``.
     fields : for each block its ascending (offset, bytes) field boundaries, or None where nothing is known about it.
         A field of 1, 2 or 4 bytes is one word; one of 8 bytes is one word or two halves; a larger one is read like a
@@ -100,14 +102,18 @@ def infer(
     UsageError : views do not go together, or ``complete`` is not true.
     """
     ranks = _check_ranks(views, mesh, members, complete)
-    check_views([*views, control] if control else views)
-    if control and control.rank not in [view.rank for view in views]:
-        raise UsageError(f"the control is of rank {control.rank}, which is not among the captures: capture it as well")
+    again = [*([control] if control else []), *repeats]
+    for repeat in again:
+        if repeat.rank not in [view.rank for view in views]:
+            raise UsageError(
+                f"the control is of rank {repeat.rank}, which is not among the captures: capture it as well"
+            )
+    check_views([*views, *again])
     if not complete:
         missing = missing_ranks(mesh, ranks, [view.rank for view in views])
         if missing:
             return Inference(_no_rules(0), np.empty(0, dtype=np.uint64), missing)
-    work = _Work(views, mesh, ranks, control, describe or _describe, complete)
+    work = _Work(views, mesh, ranks, again, describe or _describe, complete)
     return work.run(check_fields(fields, views[0].blocks), proven_noise)
 
 
@@ -141,14 +147,14 @@ class _Work:
         views: Sequence[RankView],
         mesh: Mesh,
         members: tuple[int, ...],
-        control: RankView | None,
+        again: Sequence[RankView],
         describe: Describe,
         complete: bool,
     ) -> None:
         self.views = views
         self.mesh = mesh
         self.members = members
-        self.control = control
+        self.again = again
         self.describe = describe
         self.complete = complete
         self.rules: list[Rules] = []
@@ -156,15 +162,12 @@ class _Work:
         self.conflicts: set[frozenset[int]] = set()
 
     def run(self, fields: list[npt.NDArray[np.int64]], proven_noise: ProvenNoise) -> Inference:
-        captures = [view.blocks for view in self.views]
-        if self.control:
-            captures.append(self.control.blocks)
-        words = differing_words(captures, fields)
+        words = differing_words([view.blocks for view in (*self.views, *self.again)], fields)
         values = words.values[:, : len(self.views)]
         noisy = np.zeros(len(words), dtype=np.uint8)
-        if self.control:
-            again = [view.rank for view in self.views].index(self.control.rank)
-            noisy = byte_mask(words.values[:, again] ^ words.values[:, -1])
+        for place, repeat in enumerate(self.again, start=len(self.views)):
+            first = [view.rank for view in self.views].index(repeat.rank)
+            noisy |= byte_mask(words.values[:, first] ^ words.values[:, place])
         proven = proven_bytes(proven_noise, words, fields, [len(b) for b in self.views[0].blocks])
 
         settled, unproven = _settle_noise(words, noisy, proven)
@@ -234,8 +237,7 @@ class _Work:
     def _refuse(self, words: Words, at: int, unproven: bool, noisy: bool, count: int) -> NoReturn:
         block, offset, size = int(words.block[at]), int(words.offset[at]), int(words.size[at])
         names = [f"rank {view.rank}" for view in self.views]
-        if self.control:
-            names.append(f"the control of rank {self.control.rank}")
+        names += [f"the control of rank {repeat.rank}" for repeat in self.again]
         seen = ", ".join(f"{n} has 0x{int(v):0{2 * size}x}" for n, v in zip(names, words.values[at], strict=True))
         if unproven:
             why = "is noise that was not proven harmless"
@@ -246,11 +248,12 @@ class _Work:
         else:
             why = f"differs between ranks and follows no coordinate of the mesh {self.mesh}"
             remedy = "make it follow one, or capture every rank"
-            if not self.control:
+            if not self.again:
                 remedy = "capture a control to see if it is noise"
         others = f" (and {count - 1} more words)" if count > 1 else ""
         raise UnexplainedWord(
-            f"{self.describe(block, offset)}, offset {offset} ({size} bytes) {why}{others}: {seen}; {remedy}"
+            f"{self.describe(block, offset)}, offset {offset} ({size} bytes) {why}{others}: {seen}; {remedy}",
+            proof_failed=unproven,
         )
 
     def _result(self) -> Inference:

@@ -53,9 +53,9 @@ def noise_candidates(
 ) -> npt.NDArray[np.void]:
     """The bytes to perturb, as ``noise_dtype`` ascending by (block, offset).
 
-    Where the two captures of one rank differ somewhere in four aligned bytes, those of the four that differ in any
+    Where two captures of one rank differ somewhere in four aligned bytes, those of the four that differ in any
     capture are suspects; the rest may be a flag or a small number that a kernel reads, beside garbage in padding, and
-    to perturb it could send a kernel astray.  ``others`` are captures of other ranks: the more of them, the fewer
+    to perturb it could send a kernel astray.  ``others`` are captures of any ranks: the more of them, the fewer
     bytes of garbage are equal by chance.  Where such bytes are part of an address of host memory that ``mapped``
     holds (of ``view``'s process), all of it is suspect: the bytes of a stale pointer are seldom all different.
     What lies between fields cannot be read by a kernel and needs no proof.
@@ -71,7 +71,10 @@ def noise_candidates(
     bounds = check_fields(fields, view.blocks)
     words = differing_words([c.blocks for c in captures], bounds)
     words = words.chosen(words.kind != Kind.PADDING)
-    moved = byte_mask(words.values[:, 0] ^ words.values[:, 1])
+    first = {capture.rank: place for place, capture in reversed(list(enumerate(captures)))}
+    moved = np.bitwise_or.reduce(
+        [byte_mask(words.values[:, k] ^ words.values[:, first[c.rank]]) for k, c in enumerate(captures)]
+    )
     differs = np.bitwise_or.reduce(
         [byte_mask(words.values[:, 0] ^ words.values[:, k]) for k in range(1, len(captures))]
     )

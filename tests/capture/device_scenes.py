@@ -270,7 +270,7 @@ def noise_in_one_state_only(d: Device) -> Any:
     with Memory(d.hook) as memory:
         for state in (0, 1):
             d.write("kv", np.full(SIZE, state, np.uint8))
-            proven = prove_noise(memory, graph, rows, graph.params ^ 1, replay_with, np.random.default_rng(0))
+            proven = prove_noise(memory, graph, rows, [graph.params ^ 1], replay_with, np.random.default_rng(0))
             found.append([offset - graph.param_start() for offset, _ in proven])
     return found
 

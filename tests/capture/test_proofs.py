@@ -115,14 +115,16 @@ def test_noise_is_what_no_output_depends_on(used):
 
     words = rows(start, start + 4, start + 8)
     other = graph.params ^ 1
-    proven = prove_noise(Memory(device), graph, words, other, replay_with, np.random.default_rng(0))
+    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in range(3) if i not in used]
 
 
 def test_functions_and_launch_dimensions_are_never_noise():
     graph = member([1])
     words = rows(4, 8)  # inside the node
-    assert prove_noise(Memory(HostMemory()), graph, words, graph.params, lambda _: None, np.random.default_rng(0)) == []
+    assert (
+        prove_noise(Memory(HostMemory()), graph, words, [graph.params], lambda _: None, np.random.default_rng(0)) == []
+    )
 
 
 def test_a_word_that_matters_is_never_overwritten_with_nonsense():
@@ -141,5 +143,5 @@ def test_a_word_that_matters_is_never_overwritten_with_nonsense():
 
     pairs = ((0, 1), (1, 0), (2, 1), (3, 0), (4, 0), (5, 1))  # the last is garbage in the padding after a size
     words = np.concatenate([rows(start + 4 * i, differs=differs) for i, differs in pairs])
-    proven = prove_noise(Memory(device), graph, words, other, replay_with, np.random.default_rng(0))
+    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in (1, 2, 3, 5)]

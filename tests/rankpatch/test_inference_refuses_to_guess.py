@@ -204,6 +204,21 @@ def test_an_int_beside_noise_in_a_struct_keeps_its_rule() -> None:
         infer(captures, EP8, control=control, proven_noise=[p for p in proven if p[1] != 12])
 
 
+def test_garbage_that_the_control_repeats_shows_in_another_repeat() -> None:
+    """A byte of one bit: two captures of a rank agree half of the time."""
+    values = {0: 1, 1: 1, 2: 0, 3: 1, 7: 1}
+    captures = views(lambda r: values[r])
+    control, repeats = view(1, 1), [view(r, values[r] ^ (r == 2)) for r in values]
+    candidates = noise_candidates(captures[1], control, [None], others=[*captures, *repeats])
+    assert [tuple(c) for c in candidates] == [(0, 0, 1, 1)]
+    assert not len(noise_candidates(captures[1], control, [None], others=captures))
+    proven = {(0, 0, 1)}
+    with pytest.raises(UnexplainedWord, match="follows no coordinate"):
+        infer(captures, EP8, control=control, proven_noise=proven)
+    inferred = infer(captures, EP8, control=control, repeats=repeats, proven_noise=proven)
+    assert [(int(r["offset"]), int(r["width"]), int(r["kind"])) for r in inferred.rules] == [(0, 1, RuleKind.NOISE)]
+
+
 def test_a_flag_beside_garbage_is_never_perturbed() -> None:
     """A truth value with three bytes of padding behind it: setting it to garbage may send a kernel astray."""
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from foundryd import _native
-from foundryd.capture.orchestrate import preload
+from foundryd.capture.runs import preload
 from foundryd.cli.environment import driver_environment
 
 HERE = Path(__file__).parent

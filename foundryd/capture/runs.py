@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of an engine as ranks of a world, one after another: what a capture is made of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO
+
+from foundryd import _native
+from foundryd.capture.journal import unended
+from foundryd.capture.recording import Recording, load
+from foundryd.errors import CaptureError
+from foundryd.rankpatch.mesh import Mesh
+
+Progress = Callable[[str], None]
+
+# Each launch of the control beyond the first is for one trial that ended the one before.
+_CONTROL_LAUNCHES = 24
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """What to capture.
+
+    ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
+    set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
+    every launch stays; up to ``jobs`` launches run side by side on the device.
+    """
+
+    variant: str
+    command: Sequence[str]
+    requested: Sequence[int] | None = None
+    world_size: int | None = None
+    deadline: float = 900.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    logs: Path | None = None
+    jobs: int = 1
+
+
+def preload(environment: Mapping[str, str], *libraries: Path) -> str:
+    """``LD_PRELOAD`` with ``libraries`` before what was there; what is there already is not put in twice."""
+    ours = [str(p) for p in libraries]
+    before = [p for p in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if p and p not in ours]
+    return ":".join([*ours, *before])
+
+
+def installed_nccl() -> str | None:
+    """The number of the NCCL that is installed beside foundryd, 22809 for 2.28.9; None if there is none or two differ.
+
+    The stub takes its place while capturing and answers with this version, which a restoring engine must then have.
+    """
+    found = set()
+    for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        with suppress(PackageNotFoundError):
+            found.add(version(package))
+    numbers = found.pop().split(".")[:3] if len(found) == 1 else []
+    if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
+        return None
+    major, minor, patch = map(int, numbers)
+    return str(major * 10000 + minor * 100 + patch)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch: as which rank, where its recording goes, and for a control the recordings to compare with."""
+
+    what: str
+    rank: int
+    path: Path
+    references: Sequence[Path] = ()
+
+
+class Runs:
+    """Launches of the engine, one a rank; recordings stay in ``folder``."""
+
+    def __init__(self, mesh: Mesh, spec: CaptureSpec, folder: Path, progress: Progress) -> None:
+        self._mesh = mesh
+        self._spec = spec
+        self._folder = folder
+        self.progress = progress
+        self.recordings: dict[int, Recording] = {}
+        self.times: list[float] = []
+        self._warm: set[int] = set()
+        self._repeats: dict[int, tuple[Path, Recording]] = {}
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped = False
+        self._logs = 0
+
+    def run(self, rank: int) -> Recording:
+        """The recording of ``rank``, captured now if it was not before."""
+        self.run_all([rank])
+        return self.recordings[rank]
+
+    def run_all(self, ranks: Iterable[int]) -> None:
+        """Captures those of ``ranks`` that were not captured before."""
+        new = [rank for rank in ranks if rank not in self.recordings]
+        made = self._capture_all([_Launch(f"rank {rank}", rank, self._path(rank)) for rank in new])
+        self.recordings.update(zip(new, made, strict=True))
+
+    def again(self) -> bool:
+        """Captures every rank that was captured once another time; answers whether there was any.
+
+        A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
+        """
+        cold = [rank for rank in self.recordings if rank not in self._warm]
+        self._warm.update(cold)
+        made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
+        self.recordings.update(zip(cold, made, strict=True))
+        return bool(cold)
+
+    def run_like(self, rank: int, reference: Recording) -> Recording:
+        """The recording of ``rank``, captured again if it is not built like the reference."""
+        recording = self.run(rank)
+        if recording.structure_key() != reference.structure_key() and rank not in self._warm:
+            self.again()
+            recording = self.recordings[rank]
+        return recording
+
+    def repeat(self, ranks: Sequence[int]) -> bool:
+        """Captures each of the ranks another time, beside its recording; answers whether any was left to repeat."""
+        new = [rank for rank in ranks if rank not in self._repeats]
+        paths = [self._folder / f"repeat-{rank}.recording" for rank in new]
+        launches = [_Launch(f"a repeat of rank {r}", r, p) for r, p in zip(new, paths, strict=True)]
+        made = self._capture_all(launches)
+        self._repeats.update({r: (p, m) for r, p, m in zip(new, paths, made, strict=True)})
+        return bool(new)
+
+    def repeats(self, ranks: Sequence[int]) -> list[Recording]:
+        """The second recordings of ``ranks``, where there are any."""
+        return [self._repeats[rank][1] for rank in ranks if rank in self._repeats]
+
+    def control(self, rank: int, others: Sequence[int]) -> Recording:
+        """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
+        path = self._folder / f"control-{rank}.recording"
+        journal = path.with_suffix(".journal")
+        references = [self._path(r) for r in others] + [self._repeats[r][0] for r in others if r in self._repeats]
+        for attempt in range(1, _CONTROL_LAUNCHES + 1):
+            known = len(unended(journal))
+            try:
+                return self._capture(_Launch(f"the control of rank {rank}", rank, path, references))
+            except CaptureError:
+                fatal = unended(journal)
+                if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
+                    raise
+                self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
+        raise AssertionError("the last launch returns or raises")
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.recording"
+
+    def _capture_all(self, launches: Sequence[_Launch]) -> list[Recording]:
+        """Their recordings in order; as many launches side by side as the specification allows."""
+        if self._spec.jobs == 1 or len(launches) < 2:
+            return [self._capture(launch) for launch in launches]
+        with ThreadPoolExecutor(self._spec.jobs) as workers:
+            futures = [workers.submit(self._capture, launch) for launch in launches]
+            try:
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                # Nothing that was started may outlive the failure, and nothing more may start.
+                workers.shutdown(wait=False, cancel_futures=True)
+                with self._lock:
+                    self._stopped = True
+                    for process in self._running:
+                        _kill_group(process)
+                raise
+
+    def _capture(self, launch: _Launch) -> Recording:
+        self.progress(f"capturing as {launch.what} of {self._mesh.world}")
+        started = time.monotonic()
+        try:
+            self._launch(launch)
+        finally:
+            self.times.append((time.monotonic() - started) * 1000)
+        return load(launch.path)
+
+    def _launch(self, launch: _Launch) -> None:
+        rank = launch.rank
+        launch.path.unlink(missing_ok=True)
+        log = self._log(launch.path.stem)
+        with log.open("wb") as sink:
+            process = self._start(launch, sink)
+            try:
+                code: int | None = process.wait(self._spec.deadline)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                # Whatever the engine started goes with it.
+                _kill_group(process)
+                with self._lock:
+                    self._running.remove(process)
+        tail = log.read_text(errors="replace").strip()[-2000:]
+        if code is None:
+            raise CaptureError(
+                f"capturing rank {rank} took more than {self._spec.deadline:.0f} s: raise --deadline or look at "
+                f"its output:\n{tail}"
+            )
+        if code != 0:
+            raise CaptureError(f"capturing rank {rank} ended with exit code {code}: see its output:\n{tail}")
+        if not launch.path.exists():
+            raise CaptureError(
+                f"capturing rank {rank} ended without a recording: call finish() on its GraphSet; its output:\n{tail}"
+            )
+
+    def _start(self, launch: _Launch, sink: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise CaptureError(f"rank {launch.rank} was not captured any more, since another launch failed")
+            process = subprocess.Popen(
+                list(self._spec.command),
+                env=self._environment(launch),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._running.append(process)
+            return process
+
+    def _log(self, name: str) -> Path:
+        """Where the output of the next launch goes."""
+        if self._spec.logs is None:
+            return self._folder / f"{name}.log"
+        self._spec.logs.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._logs += 1
+            return self._spec.logs / f"{self._logs:02}-{name}.log"
+
+    def _environment(self, launch: _Launch) -> dict[str, str]:
+        env = {**os.environ, **self._spec.environment}
+        local = self._mesh.coordinates(launch.rank)[1]
+        env.update(
+            FOUNDRYD_MODE="capture",
+            FOUNDRYD_VARIANT=str(self._mesh),
+            FOUNDRYD_RECORDING=str(launch.path),
+            RANK=str(launch.rank),
+            LOCAL_RANK=str(local),
+            WORLD_SIZE=str(self._mesh.world),
+            LD_PRELOAD=preload(env, _native.hook_library(), _native.fake_nccl()),
+            # Both sides of a restore run with these; see docs/architecture.md.
+            NCCL_GRAPH_REGISTER="0",
+            NCCL_RUNTIME_CONNECT="0",
+        )
+        nccl = installed_nccl()
+        if nccl is not None:
+            env.setdefault("FOUNDRYD_NCCL_VERSION", nccl)
+        for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
+            env.pop(name, None)
+        if launch.references:
+            env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in launch.references)
+            env["FOUNDRYD_JOURNAL"] = str(launch.path.with_suffix(".journal"))
+        return env
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that records what its script says, without a GPU: ``scripted_engine.py SCRIPT FOLDER``.
+
+Its one graph has one kernel whose only parameter is a struct: a number that follows the rank, a flag, a byte of garbage
+in the padding behind the flag, and a number of each script's own.  Launches are counted in FOLDER.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from foundryd._native import _hook, _rankpatch
+from foundryd.archive import index as ix
+from foundryd.capture.canonical import KERNEL, NONE, Graph
+from foundryd.capture.journal import Journal
+from foundryd.capture.recording import ModuleRecord, Recording, load, save
+from foundryd.rankpatch.infer import RankView
+from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.noise import noise_candidates
+from foundryd.settings import Settings
+
+BASE, STRIDE = 0x600000000000, 256 << 30
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: which rank, for the how-many-th time from 1, and whether it is a control."""
+
+    rank: int
+    time: int
+    control: bool
+
+
+def few_values(launch: Launch) -> dict[str, int]:
+    """Garbage of one bit, which rank 1 repeats and rank 0 does not."""
+    return {"garbage": (launch.rank * 5 + (launch.time if launch.rank == 0 else 0)) % 2}
+
+
+def surprise(launch: Launch) -> dict[str, int]:
+    """Garbage that only the first launch of rank 4, which is held out, has."""
+    return {"garbage": int(launch.rank == 4 and launch.time == 1)}
+
+
+def squares(launch: Launch) -> dict[str, int]:
+    """A number that the rank decides and no coordinate explains."""
+    return {"own": launch.rank**2}
+
+
+def cold(launch: Launch) -> dict[str, int]:
+    """Each rank's first launch compiles, and allocates for it."""
+    return {"scratch": int(launch.time == 1)}
+
+
+def fatal(launch: Launch) -> dict[str, int]:
+    """Two trials of the control end its process."""
+    return {"garbage": launch.time}
+
+
+def failing(launch: Launch) -> dict[str, int]:
+    """Rank 2 fails while all others wait for ever."""
+    if launch.rank == 2:
+        time.sleep(1)
+        sys.exit(3)
+    time.sleep(300)
+    return {}
+
+
+def forgetful(launch: Launch) -> dict[str, int]:
+    """Launches are cold at first, and the second one of rank 1 writes nothing."""
+    if launch.rank == 1 and launch.time == 3:
+        sys.exit(0)
+    return {"scratch": int(launch.time == 1)}
+
+
+SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal, failing, forgetful)}
+
+
+def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0) -> Recording:
+    node = np.zeros(1, _hook.node_dtype)
+    node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 16
+    node["grid"] = node["block"] = node["param_kind"] = 1
+    params = np.array([100 + rank, 1 | garbage << 8, own, 0], "<u4").view(np.uint8)
+    graph = Graph(("g",), node, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
+    allocations = np.zeros(scratch, _hook.allocation_dtype)
+    allocations["bytes"], allocations["address"] = 4096, BASE
+    return Recording(
+        variant=str(mesh), world=mesh.world, rank=rank, identity={}, arena_base=BASE, arena_stride=STRIDE,
+        allocations=allocations, graphs=[graph], functions=[ix.Function(0, "k", 16, [(0, 16)], [])],
+        modules=[ModuleRecord(0, b"an image")], symbols=[], relocations=np.zeros(0, _rankpatch.relocation_dtype),
+        communicators=[], comm_ops=np.zeros(0, _hook.comm_op_dtype), contents=[],
+    )  # fmt: skip
+
+
+def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> list[list[int]]:
+    """Everything that may be noise is."""
+    if script == "fatal":
+        for trial in ("one", "two"):
+            journal.attempt((trial,), lambda: os._exit(9))
+    same, *others = sorted(references, key=lambda r: r.rank != ours.rank)
+    views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, same, *others)]
+    rows = noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
+    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows]
+
+
+def main() -> None:
+    script, folder = sys.argv[1], Path(sys.argv[2])
+    settings = Settings.from_env()
+    assert settings.recording is not None
+    with (folder / "launches").open("a") as file:
+        file.write(f"{settings.rank}\n")
+    with (folder / "pids").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    times = (folder / "launches").read_text().splitlines().count(str(settings.rank))
+    launch = Launch(settings.rank, times, bool(settings.references))
+    made = recording(settings.rank, Mesh.parse(settings.variant), **SCRIPTS[script](launch))
+    if launch.control:
+        references = [load(p) for p in settings.references]
+        made.notes["proven_noise"] = prove(made, references, Journal(settings.journal), script)
+    save(made, settings.recording)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which launches a capture makes of an engine whose launches differ, and that what it writes is still exact."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.verify import violations
+from foundryd.capture import runs
+from foundryd.capture.orchestrate import capture
+from foundryd.capture.runs import CaptureSpec
+from foundryd.errors import CaptureError, UnexplainedWord
+
+SCRIPT = Path(__file__).with_name("scripted_engine.py")
+SAMPLED = [0, 1, 2, 3, 7]  # of eight ranks
+
+
+@pytest.fixture
+def captured(tmp_path):
+    """Captures a script as eight ranks: the result, the ranks launched, and what was said."""
+
+    def run(script, **options):
+        (tmp_path / "launches").touch()
+        said = []
+        spec = CaptureSpec("ep=8", [sys.executable, "-P", str(SCRIPT), script, str(tmp_path)], deadline=60, **options)
+        try:
+            return capture(tmp_path / "a.foundry", spec, progress=said.append), launched(), said
+        finally:
+            said.append("end")
+
+    def launched():
+        return [int(line) for line in (tmp_path / "launches").read_text().split()]
+
+    run.launched = launched
+    run.archive = tmp_path / "a.foundry"
+    return run
+
+
+def test_garbage_that_two_captures_share_is_seen_by_capturing_again(captured):
+    result, launched, _ = captured("few_values")
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    # Samples and control; each sample again; the control with all of them; the held-out rank.
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *result.held_out]
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+
+
+def test_what_the_rank_decides_is_refused_after_capturing_again(captured):
+    with pytest.raises(UnexplainedWord, match="follows no coordinate"):
+        captured("squares")
+    assert captured.launched() == [*SAMPLED, 1, *SAMPLED, 1]
+    assert not captured.archive.exists()
+
+
+def test_a_rank_that_surprises_joins_the_samples_and_another_is_held_out(captured):
+    result, launched, said = captured("surprise")
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    assert [line for line in said if "rank 4 is not as predicted" in line]
+    assert result.held_out == [5]
+    more = [*SAMPLED[:4], 4, SAMPLED[4]]
+    assert launched == [*SAMPLED, 1, 4, 1, *more, 1, 5]
+
+
+def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
+    result, launched, said = captured("cold")
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *result.held_out, *result.held_out]
+    assert not any("rank classes" in line for line in said)
+    with ArchiveReader.open(captured.archive) as reader:
+        (variant,) = reader.index.variants
+        assert reader.section(variant.allocations).nbytes == 0
+
+
+def test_launches_may_run_side_by_side(captured):
+    result, launched, _ = captured("few_values", jobs=4)
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    assert sorted(launched) == sorted([*SAMPLED, 1, *SAMPLED, 1, *result.held_out])
+
+
+def test_one_that_fails_beside_others_ends_them_all(captured, tmp_path):
+    with pytest.raises(CaptureError, match="capturing rank 2 ended with exit code 3"):
+        captured("failing", jobs=5)
+    for pid in (tmp_path / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_launch_without_a_recording_is_not_taken_for_the_one_before(captured):
+    with pytest.raises(CaptureError, match="rank 1 ended without a recording"):
+        captured("forgetful")
+
+
+def test_the_control_goes_on_without_trials_that_were_fatal(captured):
+    result, launched, said = captured("fatal")
+    assert launched == [*SAMPLED, 1, 1, 1, *result.held_out]
+    assert [line.rpartition(": ")[2] for line in said if "fatal" in line] == ['["one"]', '["two"]']
+    assert result.rules == {"affine ep": 1, "noise": 1}
+
+
+@pytest.mark.parametrize(
+    ("installed", "number"),
+    [
+        ({"nvidia-nccl-cu13": "2.28.9"}, "22809"),
+        ({"nvidia-nccl-cu12": "2.27.3"}, "22703"),
+        ({"nvidia-nccl-cu12": "2.28.9", "nvidia-nccl-cu13": "2.28.9"}, "22809"),
+        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.9"}, None),
+        ({"nvidia-nccl-cu12": "2.28.9.post1"}, "22809"),
+        ({"nvidia-nccl-cu12": "2.x.9"}, None),
+        ({}, None),
+    ],
+)
+def test_the_stub_answers_with_the_version_that_is_installed(monkeypatch, installed, number):
+    def version(name):
+        if name not in installed:
+            raise runs.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(runs, "version", version)
+    assert runs.installed_nccl() == number
