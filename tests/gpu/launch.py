@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,33 @@ from typing import Any
 PROGRAMS = Path(__file__).with_name("programs")
 FOUNDRYD = (sys.executable, "-P", "-m", "foundryd.cli")
 DRIVER = "cuda"
+PROGRESS = "progress: "  # begins a line of standard error that is shown while a rank runs
 
 Report = dict[str, Any]
+Environment = Mapping[str, str]
 
 
 class RunFailed(Exception):
     """A command or a rank ended with an error, or too late; the message has the end of what it said."""
+
+
+class TimeUp(RunFailed):
+    """A command or a rank took longer than it was given."""
+
+
+class Deadline:
+    """Seconds that several steps have together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self, most: float = float("inf")) -> float:
+        """What is left, ``most`` at most; raises ``TimeUp`` if that is nothing."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeUp(f"the {self._seconds:g} s for all steps were over before this one")
+        return min(left, most)
 
 
 @dataclass(frozen=True)
@@ -66,38 +87,56 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def foundryd(*arguments: str, timeout: float = 120.0, log: Path | None = None) -> str:
-    """Runs a command of foundryd; what it printed.  ``log`` gets what it said besides."""
-    process = subprocess.Popen(
-        [*FOUNDRYD, *arguments],
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        # Interrupted, it ends the engine that it started; killed, it could not.
-        process.send_signal(signal.SIGINT)
-        try:
-            out, err = process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-        err = f"it took more than {timeout:g} s: {err}"
-    if log is not None:
-        log.write_text(err)
-    if process.returncode != 0:
-        raise RunFailed(f"foundryd {arguments[0]} ended with {process.returncode}: {err.strip()[-3000:]}")
-    return out
+def foundryd(
+    *arguments: str,
+    timeout: float = 120.0,
+    log: Path | None = None,
+    environment: Environment | None = None,
+    echo: bool = False,
+) -> str:
+    """Runs a command of foundryd; what it printed.
+
+    ``log`` gets what it said besides, ``echo`` shows that while it runs.
+    """
+    with tempfile.TemporaryDirectory(prefix="foundryd-command-") as folder:
+        given = clean_environment() | dict(environment or {})
+        command = [*FOUNDRYD, *arguments]
+        # Interrupted, it ends the engine that it started in another session; killed, it could not.
+        process = _Process(f"foundryd {arguments[0]}", command, given, Path(folder) / "run", patience=20.0)
+        with process:
+            try:
+                _wait([process], timeout, "" if echo else None)
+            finally:
+                if log is not None:
+                    log.write_text(process.said())
+            return process.printed()
 
 
-def capture(program: Program, variant: str, world: int, archive: Path, *, timeout: float = 1800.0) -> Report:
+def capture(
+    program: Program,
+    variant: str,
+    world: int,
+    archive: Path,
+    *,
+    timeout: float = 1800.0,
+    environment: Environment | None = None,
+    sample: str = "",
+    jobs: int = 1,
+    echo: bool = False,
+) -> Report:
     """Captures a program for a world of ``world`` ranks on one GPU; the command's figures."""
     options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", DRIVER, "--json"]
-    out = foundryd("capture", *options, "--", *program.command, timeout=timeout, log=archive.with_suffix(".log"))
+    options += ["--jobs", str(jobs), *(["--sample", sample] if sample else [])]
+    out = foundryd(
+        "capture",
+        *options,
+        "--",
+        *program.command,
+        timeout=timeout,
+        log=archive.with_suffix(".log"),
+        environment=environment,
+        echo=echo,
+    )
     report: Report = json.loads(out.splitlines()[-1])
     return report
 
@@ -115,58 +154,95 @@ def daemon(archives: Sequence[Path]) -> Iterator[Path]:
 
 
 def restore(
-    archive: Path, program: Program, variant: str, world: int, runtime: Path, *, timeout: float = 600.0
+    archive: Path,
+    program: Program,
+    variant: str,
+    world: int,
+    runtime: Path,
+    *,
+    timeout: float = 600.0,
+    environment: Environment | None = None,
 ) -> list[Report]:
     """Runs a program's ranks, each on a GPU of its own, with what the daemon of ``runtime`` serves; their reports."""
     options = ["--archive", archive.stem, "--group", f"{archive.stem}-{time.monotonic_ns()}", "--variant", variant]
     command = [*FOUNDRYD, "run", *options, "--driver", DRIVER, "--", *program.command]
-    return run_ranks(command, world, {"FOUNDRYD_RUNTIME_DIR": str(runtime)}, timeout=timeout)
+    given = {"FOUNDRYD_RUNTIME_DIR": str(runtime)} | dict(environment or {})
+    return run_ranks(command, world, given, timeout=timeout)
 
 
-def native(program: Program, world: int, *, timeout: float = 900.0) -> list[Report]:
+def native(
+    program: Program, world: int, *, timeout: float = 900.0, environment: Environment | None = None
+) -> list[Report]:
     """Runs a program's ranks without foundryd; their reports."""
     # What a restore sets too, so that NCCL chooses alike.
     same = {"NCCL_GRAPH_REGISTER": "0", "NCCL_RUNTIME_CONNECT": "0"}
-    return run_ranks(program.command, world, same, timeout=timeout)
+    return run_ranks(program.command, world, same | dict(environment or {}), timeout=timeout)
 
 
-def run_ranks(command: Sequence[str], world: int, environment: dict[str, str], *, timeout: float) -> list[Report]:
+def run_ranks(command: Sequence[str], world: int, environment: Environment, *, timeout: float) -> list[Report]:
     """Starts a world's ranks side by side; the JSON object that each printed last, in the order of ranks.
 
     Raises ``RunFailed`` when a rank fails or all are late; the others are ended then.
     """
-    shared = clean_environment() | environment
+    shared = clean_environment() | dict(environment)
     shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-ranks-")))
         ranks = [
-            stack.enter_context(_Rank(command, shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, folder / str(r)))
+            stack.enter_context(
+                _Process(f"rank {r}", command, shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, folder / str(r))
+            )
             for r in range(world)
         ]
-        end = time.monotonic() + timeout
-        # All are asked each time: a failed one must be seen while others run.
-        while late := [r for r, rank in enumerate(ranks) if rank.running()]:
-            if time.monotonic() > end:
-                raise RunFailed(f"ranks {late} did not end in {timeout:g} s: {ranks[late[0]].tail()}")
-            time.sleep(0.02)
+        _wait(ranks, timeout, PROGRESS)
         return [rank.report() for rank in ranks]
 
 
-class _Rank:
-    """One process with its output in files, ended with its children when the block ends."""
+def _wait(processes: Sequence[_Process], timeout: float, shown: str | None) -> None:
+    """Waits for all; raises when one fails or they are late.
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], path: Path) -> None:
+    Lines of the first one's standard error that begin with ``shown`` are shown.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        # All are asked each time: a failed one must be seen while others run.
+        late = [p for p in processes if p.running()]
+        if shown is not None:
+            processes[0].show(shown)
+        if not late:
+            return
+        if time.monotonic() > end:
+            names = ", ".join(p.name for p in late)
+            raise TimeUp(f"{names} did not end in {timeout:g} s: {late[0].tail()}")
+        time.sleep(0.02)
+
+
+class _Process:
+    """One process with its output in files, ended with its children when the block ends.
+
+    ``patience`` is how many seconds it has to end itself when it is interrupted, before it is killed.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: dict[str, str], path: Path, *, patience: float = 0.0
+    ) -> None:
+        self.name = name
+        self._patience = patience
         self._out, self._err = path.with_suffix(".out"), path.with_suffix(".err")
-        self._name = f"rank {environment['RANK']}"
+        self._shown = 0
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
 
-    def __enter__(self) -> _Rank:
+    def __enter__(self) -> _Process:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None and self._patience:
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=self._patience)
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -175,18 +251,37 @@ class _Rank:
         """Whether it still runs; raises if it has failed."""
         status = self._process.poll()
         if status:
-            raise RunFailed(f"{self._name} ended with {status}: {self.tail()}")
+            raise RunFailed(f"{self.name} ended with {status}: {self.tail()}")
         return status is None
 
     def report(self) -> Report:
         """What it printed last."""
-        lines = self._out.read_text(errors="replace").splitlines()
+        lines = self.printed().splitlines()
         try:
             report: Report = json.loads(lines[-1])
         except (IndexError, ValueError):
-            raise RunFailed(f"{self._name} ended without a report: {self.tail()}") from None
+            raise RunFailed(f"{self.name} ended without a report: {self.tail()}") from None
         return report
+
+    def printed(self) -> str:
+        """All of its standard output."""
+        return self._out.read_text(errors="replace")
+
+    def said(self) -> str:
+        """All of its standard error."""
+        return self._err.read_text(errors="replace")
+
+    def show(self, prefix: str) -> None:
+        """Shows whole lines of standard error that are new and begin with ``prefix``."""
+        with self._err.open("rb") as err:
+            err.seek(self._shown)
+            new = err.read()
+        new = new[: new.rfind(b"\n") + 1]
+        self._shown += len(new)
+        for line in new.decode(errors="replace").splitlines():
+            if line.startswith(prefix):
+                print(line.removeprefix(prefix), file=sys.stderr, flush=True)
 
     def tail(self) -> str:
         """The end of its standard error."""
-        return self._err.read_text(errors="replace").strip()[-3000:] or "it said nothing"
+        return self.said().strip()[-3000:] or "it said nothing"

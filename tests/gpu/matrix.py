@@ -4,35 +4,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launch import Program, Report, RunFailed, capture, daemon, foundryd, native, restore
+from launch import Deadline, Program, Report, RunFailed, capture, daemon, foundryd, native, restore
 
 from foundryd.rankpatch.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program and the world that it is captured for."""
+    """A program and the world that it is captured for.
+
+    Attributes
+    ----------
+    environment : variables of capture, restore and native run alike.
+    sample : ranks to capture, where not the tool's own choice.
+    """
 
     name: str
     variant: str
     program: Program
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sample: str = ""
 
     @property
     def world(self) -> int:
         """Ranks, and so GPUs of a restore."""
         return Mesh.parse(self.variant).world
 
+    def on(self, gpu: int) -> Case:
+        """The same where only one GPU is seen."""
+        return replace(self, environment={**self.environment, "CUDA_VISIBLE_DEVICES": str(gpu)})
 
-def _decode(name: str, variant: str, *arguments: str) -> Case:
+
+def _decode(name: str, variant: str, *arguments: str, sample: str = "", **environment: str) -> Case:
     program = Program("decode.py", ("--mesh", variant, "--steps", "16", "--replays", "8", *arguments))
-    return Case(name, variant, program)
+    return Case(name, variant, program, environment, sample)
 
 
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+OF_64 = "0,1,2,31,63"
 MOE = ("--model", "moe")
 CASES = (
     Case("features", "tp=1", Program("torch_features.py")),
@@ -40,6 +55,7 @@ CASES = (
     _decode("dense-compiled", "tp=1", "--compile"),
     _decode("dense-triton", "tp=1", "--norm", "triton"),
     _decode("dense-sampled", "tp=1", "--rng"),
+    _decode("dense-expandable", "tp=1", **EXPANDABLE),
     _decode("moe", "tp=1", *MOE),
     _decode("dense-tp2", "tp=2"),
     _decode("dense-tp2-gather", "tp=2", "--head", "gather"),
@@ -50,11 +66,17 @@ CASES = (
     _decode("moe-ep2-all-gather", "ep=2", *MOE),
     _decode("moe-ep2-all-to-all", "ep=2", *MOE, "--dispatch", "all-to-all"),
     _decode("moe-ep2-compiled", "ep=2", *MOE, "--dispatch", "all-to-all", "--compile"),
+    _decode("dense-tp2-sockets", "tp=2", **SOCKETS),
+    _decode("moe-ep2-sockets", "ep=2", *MOE, "--dispatch", "all-to-all", **SOCKETS),
+    _decode("dense-tp2-expandable", "tp=2", **EXPANDABLE),
     _decode("dense-tp8", "tp=8"),
     _decode("dense-tp8-compiled", "tp=8", "--compile"),
+    _decode("dense-tp8-compiled-runtime", "tp=8", "--compile", "--embedding", "runtime"),
     _decode("dense-dp2-tp4", "dp=2,tp=4"),
     _decode("moe-ep8", "ep=8", *MOE, "--dispatch", "all-to-all"),
     _decode("moe-ep4-tp2", "ep=4,tp=2", *MOE),
+    _decode("dense-tp64", "tp=64", "--size", "64-heads", "--layers", "2", sample=OF_64),
+    _decode("moe-ep64", "ep=64", *MOE, "--experts", "64", "--dispatch", "all-to-all", "--layers", "2", sample=OF_64),
 )
 
 
@@ -64,8 +86,8 @@ class Outcome:
 
     Attributes
     ----------
-    verdict : ``ok``, ``captured`` (there are too few GPUs to restore), ``unstable`` (two native runs differ) or
-        ``failed``.
+    verdict : ``ok``, ``captured`` (there are too few GPUs to restore), ``unstable`` (two native runs differ),
+        ``not run`` (there was no time) or ``failed``.
     detail : why, where it is not ok.
     """
 
@@ -79,38 +101,72 @@ class Outcome:
     restored: list[Report] = field(default_factory=list)
 
 
-def run_case(case: Case, gpus: int, folder: Path) -> Outcome:
-    """Captures, verifies, restores, and compares every digest with a native run's."""
+def run_case(case: Case, gpus: int, folder: Path, *, limit: float = 3600.0, jobs: int = 1) -> Outcome:
+    """Captures, verifies, restores, and compares every digest with a native run's.
+
+    ``limit`` is in seconds, for all of it; ``jobs`` launches of the capture run side by side.
+    """
     outcome = Outcome(case.name, case.variant, case.world)
     archive = folder / f"{case.name}.foundry"
+    deadline = Deadline(limit)
     try:
-        outcome.capture = capture(case.program, case.variant, case.world, archive)
-        foundryd("verify", str(archive))
-        if case.world > gpus:
+        outcome.capture = capture(
+            case.program,
+            case.variant,
+            case.world,
+            archive,
+            timeout=deadline.left(1800),
+            environment=case.environment,
+            sample=case.sample,
+            jobs=jobs,
+        )
+        foundryd("verify", str(archive), timeout=deadline.left(300))
+        unproven = not_proven(outcome.capture, case.world)
+        if unproven:
+            outcome.detail = unproven
+        elif case.world > gpus:
             outcome.verdict = "captured"
             outcome.detail = f"{gpus} GPUs here"
         else:
-            _restore_and_compare(case, archive, outcome)
+            _restore_and_compare(case, archive, outcome, deadline)
     except RunFailed as error:
         outcome.detail = str(error)
     (folder / f"{case.name}.json").write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
 
 
-def _restore_and_compare(case: Case, archive: Path, outcome: Outcome) -> None:
+def _restore_and_compare(case: Case, archive: Path, outcome: Outcome, deadline: Deadline) -> None:
+    def run_natively() -> list[Report]:
+        return native(case.program, case.world, timeout=deadline.left(900), environment=case.environment)
+
     with daemon([archive]) as runtime:
-        outcome.restored = restore(archive, case.program, case.variant, case.world, runtime)
-    outcome.native = native(case.program, case.world)
+        outcome.restored = restore(
+            archive,
+            case.program,
+            case.variant,
+            case.world,
+            runtime,
+            timeout=deadline.left(600),
+            environment=case.environment,
+        )
+    outcome.native = run_natively()
     wrong = [*not_restored(outcome.restored), *differences(outcome.restored, outcome.native)]
     if wrong and not not_restored(outcome.restored):
         # A program that does not repeat itself proves nothing either way.
-        again = differences(native(case.program, case.world), outcome.native)
+        again = differences(run_natively(), outcome.native)
         if again:
             outcome.verdict = "unstable"
             wrong = [f"two native runs differ: {line}" for line in again]
     outcome.detail = "; ".join(wrong)
     if not wrong:
         outcome.verdict = "ok"
+
+
+def not_proven(captured: Report, world: int) -> str:
+    """Why a capture's rules are not known to hold for ranks that it did not see; empty where they are."""
+    if captured["heldout_ranks"] or len(captured["captured_ranks"]) == world:
+        return ""
+    return f"captured as ranks {captured['captured_ranks']} of {world}, and no rank was held out to check the rules"
 
 
 def not_restored(reports: Sequence[Report]) -> list[str]:
@@ -153,9 +209,21 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "ranks": outcome.world,
         "verdict": outcome.verdict,
         "captured as": outcome.capture.get("captured_ranks", ""),
+        "held out": outcome.capture.get("heldout_ranks", ""),
+        "rules": rules_text(outcome.capture),
         "archive MB": outcome.capture.get("archive_bytes", 0) / 1e6,
         "capture s": outcome.capture.get("capture_ms", 0.0) / 1e3,
         "native graphs ms": worst(outcome.native, "graphs"),
         "restored graphs ms": worst(outcome.restored, "graphs"),
         "detail": outcome.detail[:160],
     }
+
+
+def rules_text(captured: Report) -> str:
+    """Words by the kind of rule that gives them."""
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(captured.get("rules", {}).items()))
+
+
+def late(case: Case, seconds: float) -> Outcome:
+    """What came of a case that there was no time for."""
+    return Outcome(case.name, case.variant, case.world, "not run", f"the {seconds:g} s of this part were over")

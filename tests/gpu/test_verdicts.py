@@ -91,7 +91,7 @@ def test_a_rank_that_fails_ends_the_others_and_says_why(script):
 
 def test_ranks_that_are_late_are_ended(script, tmp_path):
     source = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    with pytest.raises(script("launch").RunFailed, match=r"ranks \[0\] did not end in 2 s"):
+    with pytest.raises(script("launch").RunFailed, match="rank 0 did not end in 2 s"):
         script("launch").run_ranks(python(source), 1, {}, timeout=2)
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 

@@ -41,7 +41,8 @@ class TorchCapture:
         """Fills ``outputs``; replays the graph if it was captured with generators that a recording must describe."""
         assert self._torch_graph is not None, "the graph was closed"
         consumed = [[place, r.consumed(self._torch_graph)] for place, r in self._registered]
-        self.outputs = {"torch": outputs.encode(self.result), "rng": [c for c in consumed if c[1]]}
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.outputs = {"torch": outputs.encode(self.result, device), "rng": [c for c in consumed if c[1]]}
 
     def replay(self, stream: int | None = None) -> None:
         """Launches the graph on ``stream`` (a driver handle) or PyTorch's current one; does not wait."""

@@ -70,7 +70,8 @@ class GraphSet(graphset.GraphSet):
         A restoring engine must make the same tensors there, in the same order; make temporaries outside.  Pinned
         memory needs no choice, so ``host`` changes nothing.
         """
-        return nullcontext() if self.mode is Mode.OFF else self._arenas.use(name)
+        # A process that fell back compares nothing, and its allocator may have no pools.
+        return nullcontext() if self.mode is Mode.OFF or self.fallback is not None else self._arenas.use(name)
 
     def bind(self, name: str, thing: torch.Tensor | torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         """Names tensors (or a module's, or a mapping's) that graphs use and the engine fills or updates.

@@ -117,17 +117,18 @@ def check(recorded: Mapping[str, Any], bound: Mapping[str, list[Any]], blocks: M
                     f"the {what} of the tensor {name!r} is {shown[1]} here and {shown[0]} in the archive: make "
                     "the same tensors in the same order, or capture again"
                 )
-    for name in bound.keys() - recorded["bound"].keys():
+    for name in (name for name in bound if name not in recorded["bound"]):
         raise LayoutDiverged(f"the tensor {name!r} is bound here and was not when capturing: capture again")
-    for name, then in recorded["blocks"].items():
-        for old, new in zip(then, blocks.get(name, []), strict=False):
+    for name in sorted({*recorded["blocks"], *blocks}):
+        then, now_there = recorded["blocks"].get(name, []), blocks.get(name, [])
+        for old, new in zip(then, now_there, strict=False):
             if list(old) != list(new):
                 raise LayoutDiverged(
                     f"a tensor of arena {name!r} lies at {new[0]:#x} with {new[1]} bytes here and at {old[0]:#x} with "
                     f"{old[1]} bytes in the archive: make the same tensors in the same order, or capture again"
                 )
-        if len(then) != len(blocks.get(name, [])):
+        if len(then) != len(now_there):
             raise LayoutDiverged(
-                f"arena {name!r} holds {len(blocks.get(name, []))} tensors here and {len(then)} in the archive: "
+                f"arena {name!r} holds {len(now_there)} tensors here and {len(then)} in the archive: "
                 "make the same tensors, or capture again"
             )

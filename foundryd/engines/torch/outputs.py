@@ -15,16 +15,16 @@ from torch.utils import _pytree as pytree
 from foundryd.errors import ArchiveFormatError, CaptureError
 
 
-def encode(outputs: Any) -> dict[str, Any]:
-    """Describes nested outputs; raises ``CaptureError`` for a leaf that cannot be made again."""
+def encode(outputs: Any, device: torch.device) -> dict[str, Any]:
+    """Describes nested outputs on ``device``; raises ``CaptureError`` for a leaf that cannot be made again."""
     leaves, structure = pytree.tree_flatten(outputs, is_leaf=_named_result)
     storages: dict[int, int] = {}
     described: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            described.append(_encode_tensor(leaf, storages))
+            described.append(_encode_tensor(leaf, storages, device))
         elif _named_result(leaf):
-            parts = [_encode_tensor(part, storages) for part in leaf]
+            parts = [_encode_tensor(part, storages, device) for part in leaf]
             described.append({"result": type(leaf).__name__, "parts": parts})
         elif leaf is None or isinstance(leaf, bool | int | float | str):
             described.append(leaf)
@@ -48,16 +48,16 @@ def _named_result(value: Any) -> bool:
     return type(value).__module__ == "torch.return_types"
 
 
-def _encode_tensor(tensor: torch.Tensor, storages: dict[int, int]) -> dict[str, Any]:
+def _encode_tensor(tensor: torch.Tensor, storages: dict[int, int], device: torch.device) -> dict[str, Any]:
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         raise CaptureError(
             f"a captured function returned a tensor of layout {tensor.layout} (or a conjugate view): "
             "return plain strided tensors"
         )
-    if tensor.numel() and tensor.device.type != "cuda":
+    if tensor.numel() and tensor.device != device:
         raise CaptureError(
-            f"a captured function returned a tensor on {tensor.device}: its value is no part of the graph, so keep "
-            "it outside"
+            f"a captured function returned a tensor on {tensor.device} and its graph runs on {device}: the value is no "
+            "part of the graph, so keep it outside"
         )
     storage = tensor.untyped_storage()
     address, size = storage.data_ptr(), storage.nbytes()
@@ -79,7 +79,7 @@ def decode(described: dict[str, Any], device: torch.device) -> Any:
             _decode_leaf(leaf, storages, device) if isinstance(leaf, dict) else leaf for leaf in described["leaves"]
         ]
         return pytree.tree_unflatten(leaves, pytree.treespec_loads(described["tree"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ArchiveFormatError(
             f"the outputs of a graph are described in a way that no writer uses ({error}): capture again"
         ) from error

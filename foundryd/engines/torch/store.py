@@ -24,7 +24,7 @@ class TorchStore:
         try:
             self._store.wait([key], timedelta(seconds=timeout))
         except RuntimeError as error:  # a DistStoreError; which kind it is, only its text says
-            raise TimeoutError(f"nobody set {key} within {timeout:.0f} s ({error})") from error
+            raise TimeoutError(f"nobody set {key} within {timeout:g} s ({error})") from error
         return bytes(self._store.get(key))
 
 

@@ -17,11 +17,18 @@ from sharding import Axis
 from torch import Tensor
 
 import foundryd.engines.torch as fdy
+from foundryd._native import _hook
+from foundryd.errors import FoundrydError
 from foundryd.rankpatch.mesh import AXES, Mesh
 from foundryd.settings import Mode, settings
 
+# What a restoring engine can do differently, so that a test sees it refused.
+DISTURBANCES = ("swap-weights", "extra-io", "larger-kv", "other-torch")
+
 SIZES: dict[str, dict[str, int]] = {
     "small": {"hidden": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "intermediate": 3072, "vocab": 32768},
+    # For worlds of up to 64 ranks, each with a head of its own.
+    "64-heads": {"hidden": 1024, "heads": 64, "kv_heads": 64, "head_dim": 64, "intermediate": 4096, "vocab": 32768},
     "qwen3-8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 12288, "vocab": 151936},
 }
 
@@ -54,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rng", action="store_true", help="draw tokens with the Philox generator")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--disturb", choices=DISTURBANCES, help="what to do differently when restoring, and only then")
 
 
 def config_of(args: argparse.Namespace) -> ModelConfig:
@@ -103,6 +111,17 @@ def parse_mesh(text: str, world: int) -> Mesh:
     return mesh
 
 
+class Graphs(fdy.GraphSet):
+    """Also tells how many contexts there were when it gave up restoring."""
+
+    contexts_at_fallback: int | None = None
+
+    def _fall_back(self, error: FoundrydError) -> None:
+        if self._hook is not None:
+            self.contexts_at_fallback = self._hook.report().contexts
+        super()._fall_back(error)
+
+
 class Timings(dict[str, float]):
     """Milliseconds by phase."""
 
@@ -113,6 +132,22 @@ class Timings(dict[str, float]):
         yield
         torch.cuda.synchronize()
         self[name] = (time.perf_counter() - started) * 1e3
+
+
+def swap(a: Tensor, b: Tensor) -> None:
+    """Exchanges where two weights of one size lie; each keeps its values."""
+    values = a.clone()
+    a.copy_(b)
+    b.copy_(values)
+    a.data, b.data = b.data, a.data
+
+
+def counters() -> dict[str, dict[str, int]]:
+    """Driver calls so far, of the engine and of communication; empty without the hook."""
+    if not _hook.available():
+        return {}
+    report = _hook.Hook().report()
+    return {"engine": dict(report.engine), "communication": dict(report.communication)}
 
 
 class Engine:
@@ -130,11 +165,15 @@ class Engine:
         self.batch_sizes: Sequence[int] = args.batch_sizes
         self.replayable: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self.capturing = settings().mode is Mode.CAPTURE
+        self.steps_called = 0
+        self._disturbance = args.disturb if settings().mode is Mode.RESTORE else None
+        if self._disturbance == "other-torch":
+            torch.__version__ = "0.0.1"
         if args.compile:
             # Too few by default for a function that sees many batch sizes.
             torch._dynamo.config.recompile_limit = 256
         # Before the first context: a restore fixes addresses then.
-        self.graphs = fdy.GraphSet.from_env()
+        self.graphs = Graphs.from_env()
         self.device = self.graphs.device
         with self.timings.phase("communicators"):
             dist.init_process_group("nccl", device_id=self.device)
@@ -149,15 +188,19 @@ class Engine:
                     self.config, self.device, tp=self.axes["tp"], ep=self.axes["ep"], generator=self.generator
                 )
             self.model.load()
+            if self._disturbance == "swap-weights":
+                swap(*self.model.norms[:2])
             # What drawing weights left behind must not be taken for memory that graphs use.
             torch.cuda.empty_cache()
         with self.timings.phase("memory"):
             with self.graphs.arena("kv"):
-                self.caches = self.model.cache()
+                self.caches = self.model.cache(int(self._disturbance == "larger-kv"))
             with self.graphs.arena("io"):
                 self.tokens, self.positions = (
                     torch.empty(self.config.max_batch, dtype=torch.int64, device=self.device) for _ in range(2)
                 )
+                if self._disturbance == "extra-io":
+                    self._extra = torch.zeros(8, device=self.device)
             self.reset()
         self._bind()
 
@@ -173,6 +216,7 @@ class Engine:
 
     def step(self, batch: int) -> dict[str, Tensor]:
         """Decodes one token of the first ``batch`` requests."""
+        self.steps_called += 1
         with torch.no_grad():
             out = self.model(self.tokens[:batch], self.positions[:batch], self.caches)
             self.tokens[:batch].copy_(out["tokens"])
@@ -206,7 +250,10 @@ class Engine:
             "mode": settings().mode.value,
             "restored": self.graphs.restored,
             "fallback": None if fallback is None else f"{type(fallback).__name__}: {fallback}",
+            "contexts_at_fallback": self.graphs.contexts_at_fallback,
             "graphs": len(self.replayable),
+            "steps_called": self.steps_called,
+            "counters": counters(),
             "timings": dict(self.timings),
             "phases": dict(session.phases) if session is not None else {},
             "memory": {

@@ -147,10 +147,13 @@ class Decoder(nn.Module):
         """Fills weights and tables; makes temporaries."""
         self._weights.load()
 
-    def cache(self) -> list[Cache]:
-        """Empty keys and values of every layer; make them in the kv arena and zero them."""
+    def cache(self, more: int = 0) -> list[Cache]:
+        """Empty keys and values of every layer; make them in the kv arena and zero them.
+
+        They have room for ``more`` requests than are ever decoded.
+        """
         c = self.config
-        shape = (c.max_batch, c.max_seq, c.kv_heads // self.tp.size, c.head_dim)
+        shape = (c.max_batch + more, c.max_seq, c.kv_heads // self.tp.size, c.head_dim)
         empty = partial(torch.empty, shape, device=self.embedding.device, dtype=c.dtype)
         return [Cache(empty(), empty()) for _ in range(c.layers)]
 
