@@ -20,6 +20,12 @@ class UsageError(FoundrydError):
     reason = "usage"
 
 
+class InjectedFault(FoundrydError):
+    """A fault point was armed with ``error``; see ``foundryd.faults``."""
+
+    reason = "injected"
+
+
 # --- archive ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +154,12 @@ class NotEnoughMemory(DaemonError):
     """The archive does not fit into the memory that this process may use."""
 
     reason = "memory"
+
+
+class LimitReached(DaemonError):
+    """The daemon has as many clients or archives as it may."""
+
+    reason = "limit"
 
 
 class LeaseLost(DaemonError):

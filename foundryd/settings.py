@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from foundryd.errors import UsageError
+
+FaultAction = Literal["kill", "error", "hang"]
 
 
 class Mode(Enum):
@@ -19,6 +22,31 @@ class Mode(Enum):
     OFF = "off"
     CAPTURE = "capture"
     RESTORE = "restore"
+
+
+FAULT_POINTS = frozenset({"publish", "attach", "map", "plan", "restore", "detach", "reattach"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that tests arm: ``action`` at the ``number``-th pass of ``point``, and at no other."""
+
+    point: str
+    action: FaultAction
+    number: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """From ``point:action`` or ``point:action:number``."""
+        point, _, rest = text.partition(":")
+        action, _, number = rest.partition(":")
+        if point not in FAULT_POINTS or action not in get_args(FaultAction):
+            raise UsageError(
+                f"FOUNDRYD_FAULT is {text!r}, not POINT:ACTION[:N] with a point of {', '.join(sorted(FAULT_POINTS))} "
+                "and kill, error or hang: unset it or correct it"
+            )
+        times = _integer({"the count of FOUNDRYD_FAULT": number}, "the count of FOUNDRYD_FAULT", 1)
+        return cls(point, cast(FaultAction, action), times)
 
 
 @dataclass(frozen=True)
@@ -36,6 +64,10 @@ class Settings:
     journal : ``FOUNDRYD_JOURNAL``: for a control run, where it keeps what it has tried.
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
+    fault : ``FOUNDRYD_FAULT``: for tests, see ``foundryd.faults``.
+    max_clients : ``FOUNDRYD_MAX_CLIENTS``: leases that a daemon gives at a time.
+    max_archives : ``FOUNDRYD_MAX_ARCHIVES``: names that a daemon holds.
+    max_bytes : ``FOUNDRYD_MAX_BYTES``: shared memory that a daemon's archives may take; 0: what the machine has.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
     """
 
@@ -48,6 +80,10 @@ class Settings:
     journal: Path | None = None
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
+    fault: Fault | None = None
+    max_clients: int = 4096
+    max_archives: int = 256
+    max_bytes: int = 0
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
@@ -73,6 +109,10 @@ class Settings:
             journal=_path(env, "FOUNDRYD_JOURNAL"),
             runtime_dir=default_runtime_dir(env),
             log=log,
+            fault=Fault.parse(env["FOUNDRYD_FAULT"]) if env.get("FOUNDRYD_FAULT") else None,
+            max_clients=_integer(env, "FOUNDRYD_MAX_CLIENTS", cls.max_clients),
+            max_archives=_integer(env, "FOUNDRYD_MAX_ARCHIVES", cls.max_archives),
+            max_bytes=_integer(env, "FOUNDRYD_MAX_BYTES", cls.max_bytes),
             rank=rank,
             local_rank=_integer(env, "LOCAL_RANK", rank),
             world_size=_integer(env, "WORLD_SIZE", 1),

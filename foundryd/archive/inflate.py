@@ -11,7 +11,7 @@ import msgspec
 from foundryd.archive.format import Frame, Header
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import write_at
-from foundryd.errors import ArchiveError
+from foundryd.errors import ArchiveDigestError, ArchiveError
 
 
 class HasFileno(Protocol):
@@ -55,6 +55,19 @@ def inflate(reader: ArchiveReader, target: int | HasFileno) -> int:
             f"inflating {reader.name} to {header.file_length} bytes failed ({error.strerror}): make room for it"
         ) from error
     return header.file_length
+
+
+def check_inflated(original: ArchiveReader, copy: ArchiveReader) -> None:
+    """Raises ``ArchiveDigestError`` unless ``copy`` has the header and the index that inflating ``original`` writes.
+
+    Both name every section with its digest, so what is left to check are the digests: ``copy.verify()``.
+    """
+    header, directory = _plan(original)[1:]
+    if copy.header != header or copy.stored_directory() != directory:
+        raise ArchiveDigestError(
+            f"{copy.name} has header and index {copy.header.index_digest.hex()[:16]}, and inflating {original.name} "
+            f"gives {header.index_digest.hex()[:16]}: it is a copy of another archive"
+        )
 
 
 def _plan(reader: ArchiveReader) -> tuple[Frame, Header, bytes]:

@@ -220,6 +220,10 @@ class ArchiveReader:
         """The bytes of a section as they lie in the file, read-only."""
         return self._view[entry.offset : entry.offset + entry.stored]
 
+    def stored_directory(self) -> bytes:
+        """Sections and index as they lie in the file."""
+        return bytes(self._directory())
+
     def raw_index(self) -> dict[str, Any]:
         """The index as plain objects, with fields of newer minors that ``index`` does not have."""
         return decode_directory(self._directory(), self.name, self.limits)[1]

@@ -73,4 +73,5 @@ def as_object(now: Status, folder: Path) -> dict[str, Any]:
         "event": now.event,
         "archives": [{**a, "resident": a["state"] == "resident"} for a in value["archives"]],
         "clients": value["leases"],
+        "own_memory": sum(lease.own_memory for lease in now.leases),
     }

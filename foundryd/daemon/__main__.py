@@ -18,6 +18,7 @@ from foundryd.daemon.server import Daemon
 from foundryd.daemon.store import Store, parse_archives
 from foundryd.daemon.tools import ArchiveTools
 from foundryd.errors import FoundrydError
+from foundryd.settings import settings
 
 log = logging.getLogger("foundryd.daemon")
 
@@ -60,7 +61,9 @@ def main(arguments: list[str] | None = None, tools: ArchiveTools | None = None) 
         runtime = RuntimeDir(options.runtime_dir.absolute())
         runtime.prepare(options.group)
         archives = parse_archives(options.archives)
-        Daemon(runtime, archives, Store(tools), group=options.group, notifier=Notifier()).run()
+        limits = settings()
+        store = Store(tools, max_archives=limits.max_archives, max_bytes=limits.max_bytes)
+        Daemon(runtime, archives, store, group=options.group, notifier=Notifier()).run()
     except FoundrydError as error:
         log.error("%s", error)
         _report(options.report_fd, error.reason, str(error))

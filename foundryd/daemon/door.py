@@ -2,6 +2,7 @@
 """The door: leases and descriptors over Unix SEQPACKET connections.
 
 A connection says ``Hello``, then ``Attach``, then nothing more: as long as it is open the rank has its lease.
+A rank that had its lease from an earlier daemon says ``Reattach`` instead, and ``Offer`` when it is asked to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from typing import Protocol
 
 from foundryd.daemon import messages, wire
 from foundryd.daemon.loop import Loop, Timer
-from foundryd.daemon.messages import Attach, Ended, Granted, Hello, LeaseState, Message, Welcome
+from foundryd.daemon.messages import (
+    Attach,
+    Ended,
+    Granted,
+    Hello,
+    LeaseState,
+    Message,
+    Offer,
+    Reattach,
+    Resumed,
+    Wanted,
+    Welcome,
+)
 from foundryd.daemon.sealed import Sealed
 from foundryd.errors import FoundrydError, PermissionRefused, ProtocolError
 
@@ -68,6 +81,7 @@ class State(Enum):
 
     NEW = "hello"
     GREETED = "attach"
+    INVITED = "offer"
     WAITING = "nothing until the lease is granted"
     LEASED = "nothing"
     CLOSED = "closed"
@@ -83,8 +97,17 @@ class Service(Protocol):
     def attach(self, connection: Connection, request: Attach) -> None:
         """Grants now or later, or raises a ``FoundrydError``."""
 
+    def reattach(self, connection: Connection, request: Reattach) -> None:
+        """Resumes or invites, now or later, or raises a ``FoundrydError``."""
+
+    def offer(self, connection: Connection, fd: int) -> None:
+        """Takes over the descriptor that an invited connection sent."""
+
     def detach(self, lease: LeaseState, why: str) -> None:
         """A lease ended."""
+
+    def left(self, connection: Connection) -> None:
+        """A connection without a lease ended."""
 
 
 class Connection:
@@ -96,6 +119,7 @@ class Connection:
         self.state = State.NEW
         self.lease: LeaseState | None = None
         self.timer = timer
+        self.version = 0  # of the protocol, after the greeting
 
     @property
     def closed(self) -> bool:
@@ -138,6 +162,17 @@ class Door:
         connection.state = State.LEASED
         self._send(connection, granted, (archive.fd, plan.fd))
 
+    def resume(self, connection: Connection, lease: LeaseState) -> None:
+        """Tells a rank that came back that it has its lease again."""
+        connection.state = State.LEASED
+        self._send(connection, Resumed(lease.number, lease.generation, lease.own_memory))
+
+    def invite(self, connection: Connection) -> None:
+        """Asks for the rank's memory; from here on a packet may bring one descriptor."""
+        connection.state = State.INVITED
+        connection.timer = self._loop.later(HELLO_DEADLINE, lambda: self.drop(connection, "offered nothing in time"))
+        self._send(connection, Wanted())
+
     def refuse(self, connection: Connection, error: FoundrydError) -> None:
         """Tells the client why and closes."""
         if not connection.closed:
@@ -154,8 +189,13 @@ class Door:
         self._loop.unwatch(fd)
         del self._connections[fd]
         connection.sock.close()
-        if connection.lease is not None:
-            self._service.detach(connection.lease, why)
+        try:
+            if connection.lease is not None:
+                self._service.detach(connection.lease, why)
+            else:
+                self._service.left(connection)
+        except Exception:  # a fault of ours, which must not take the others' leases
+            log.exception("the end of pid %d's connection failed", connection.peer.pid)
         if not self._accepting:  # there is a descriptor again
             self._resume()
 
@@ -232,29 +272,42 @@ class Door:
 
     def _read(self, connection: Connection) -> None:
         try:
-            packet = wire.receive(connection.sock)
+            packet = wire.receive(connection.sock, 1 if connection.state is State.INVITED else 0)
         except BlockingIOError:
             return
         if packet is None:
             self.drop(connection, "closed by the client")
             return
+        with packet:
+            self._serve(connection, packet)
+
+    def _serve(self, connection: Connection, packet: wire.Packet) -> None:
         message = messages.decode_request(packet.payload)
         if isinstance(message, Hello) and connection.state is State.NEW:
             version = messages.agree(message.oldest, message.newest, message.build)
             connection.state = State.GREETED
+            connection.version = version
             welcome = self._service.welcome
             self._send(connection, Welcome(version, welcome.build, welcome.pid, welcome.instance))
         elif isinstance(message, Attach) and connection.state is State.GREETED:
             connection.state = State.WAITING
             connection.timer.cancel()
             self._service.attach(connection, message)
+        elif isinstance(message, Reattach) and connection.state is State.GREETED and connection.version >= 2:
+            connection.state = State.WAITING
+            connection.timer.cancel()
+            self._service.reattach(connection, message)
+        elif isinstance(message, Offer) and connection.state is State.INVITED and packet.count == 1:
+            connection.state = State.WAITING
+            connection.timer.cancel()
+            self._service.offer(connection, packet.take())
         else:
             raise ProtocolError(
                 f"the door got {type(message).__name__} where it expects {connection.state.value}: correct the client"
             )
 
     def _send(self, connection: Connection, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Sends, or drops a client that does not read: it is owed two packets at most, which always fit."""
+        """Sends, or drops a client that does not read: it is owed a few packets at most, which always fit."""
         if connection.closed:
             return
         try:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 
 from foundryd.daemon.messages import LeaseState
-from foundryd.errors import RankTaken, UsageError
+from foundryd.errors import GenerationFenced, LimitReached, RankTaken, UsageError
 
 MAX_NAME = 256  # characters of a group
+MAX_GENERATION = 1 << 53
 
 
 class Leases:
@@ -18,16 +19,31 @@ class Leases:
     its last one.  All its ranks have one variant of one archive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
         self._leases: dict[tuple[str, int], LeaseState] = {}
         self._numbers = itertools.count(1)
-        self._generations = itertools.count(1)
+        self._generation = 0  # the largest so far
 
-    def take(self, *, group: str, rank: int, variant: str, archive: str, digest: str, pid: int, uid: int) -> LeaseState:
-        """A new lease.
+    def take(
+        self,
+        *,
+        group: str,
+        rank: int,
+        variant: str,
+        archive: str,
+        digest: str,
+        pid: int,
+        uid: int,
+        generation: int | None = None,
+        own_memory: bool = False,
+    ) -> LeaseState:
+        """A new lease; with a ``generation`` the one that an earlier daemon gave, for a rank that comes back.
 
         Raises
         ------
+        LimitReached : there are as many leases as there may be.
+        GenerationFenced : the group was made anew meanwhile.
         RankTaken : the rank of that group has a lease; the message names its holder.
         UsageError : the group runs something else, or its name is too long.
         """
@@ -39,12 +55,27 @@ class Leases:
                 f"rank {rank} of group {group} is held by pid {holder.pid} (user {holder.uid}, lease {holder.number}) "
                 f"and pid {pid} asks for it: end that process or use another group"
             )
+        if len(self._leases) >= self._most:
+            raise LimitReached(
+                f"the daemon has {len(self._leases)} leases and may have {self._most}: end a rank, or raise "
+                "FOUNDRYD_MAX_CLIENTS"
+            )
         other = next((lease for lease in self._leases.values() if lease.group == group), None)
         if other is not None and (other.variant, other.digest) != (variant, digest):
             raise UsageError(
                 f"group {group} runs {other.variant} of {other.archive} ({other.digest[:12]}; rank {other.rank} is pid "
                 f"{other.pid}) and rank {rank} asks for {variant} of {archive} ({digest[:12]}): use another group"
             )
+        if generation is not None and not 0 < generation <= MAX_GENERATION:
+            raise UsageError(f"the generation {generation} is not 1 to {MAX_GENERATION}: correct the client")
+        if other is not None and generation not in (None, other.generation):
+            raise GenerationFenced(
+                f"group {group} is in generation {other.generation} (rank {other.rank} is pid {other.pid}) and rank "
+                f"{rank} (pid {pid}) is of generation {generation}: restart that rank"
+            )
+        if generation is None:
+            generation = other.generation if other is not None else self._generation + 1
+        self._generation = max(self._generation, generation)
         lease = LeaseState(
             number=next(self._numbers),
             group=group,
@@ -54,7 +85,8 @@ class Leases:
             digest=digest,
             pid=pid,
             uid=uid,
-            generation=other.generation if other is not None else next(self._generations),
+            generation=generation,
+            own_memory=own_memory,
         )
         self._leases[group, rank] = lease
         return lease
@@ -66,6 +98,10 @@ class Leases:
     def holders(self, digest: str) -> list[LeaseState]:
         """Leases on an archive."""
         return [lease for lease in self._leases.values() if lease.digest == digest]
+
+    def digests(self) -> list[str]:
+        """Archives that there are leases on."""
+        return sorted({lease.digest for lease in self._leases.values()})
 
     def all(self) -> list[LeaseState]:
         """All leases, by group and rank."""

@@ -18,7 +18,7 @@ from foundryd.errors import DaemonError, FoundrydError, ProtocolError
 
 # Versions of the protocol that this build speaks, both ends included.
 OLDEST = 1
-NEWEST = 1
+NEWEST = 2
 BUILD = f"foundryd {__version__}"
 
 MAX_REQUEST = 64 << 10  # bytes of what a client sends
@@ -50,6 +50,7 @@ class ArchiveState(msgspec.Struct, frozen=True):
     """An archive that the daemon holds or is loading.
 
     ``bytes`` is its size in shared memory, 0 while it is loading; ``digest`` is empty as long as it is not known.
+    ``source`` is ``rank`` when the memory came from a rank that held it, and no file was inflated.
     """
 
     name: str
@@ -57,11 +58,16 @@ class ArchiveState(msgspec.Struct, frozen=True):
     path: str
     digest: str = ""
     bytes: int = 0
+    source: Literal["file", "rank"] = "file"
     variants: list[VariantState] = []
 
 
 class LeaseState(msgspec.Struct, frozen=True):
-    """One rank that is attached.  ``pid`` is 0 when the process is in a PID namespace that the daemon does not see."""
+    """One rank that is attached.
+
+    ``pid`` is 0 when the process is in a PID namespace that the daemon does not see.  ``own_memory``: the rank was
+    attached to an earlier daemon and maps that one's copy of the archive, not this daemon's.
+    """
 
     number: int
     group: str
@@ -72,6 +78,7 @@ class LeaseState(msgspec.Struct, frozen=True):
     pid: int
     uid: int
     generation: int
+    own_memory: bool = False
 
 
 # --- door, client to daemon ------------------------------------------------------------------------------------------
@@ -92,6 +99,27 @@ class Attach(Message, frozen=True):
     group: str
     rank: int
     variant: str
+
+
+class Reattach(Message, frozen=True):
+    """From version 2: asks for the lease that an earlier daemon gave, without new memory.
+
+    ``device`` and ``inode`` are of the archive's memory that the rank maps.
+    """
+
+    archive: str
+    digest: str
+    archive_bytes: int
+    device: int
+    inode: int
+    group: str
+    rank: int
+    variant: str
+    generation: int
+
+
+class Offer(Message, frozen=True):
+    """From version 2: answer to ``Wanted``, with one descriptor: the archive's memory."""
 
 
 # --- door, daemon to client ------------------------------------------------------------------------------------------
@@ -118,6 +146,18 @@ class Granted(Message, frozen=True):
     rank: int
     variant: str
     generation: int
+
+
+class Wanted(Message, frozen=True):
+    """Answer to ``Reattach`` when the daemon could use the rank's memory: send it with ``Offer``."""
+
+
+class Resumed(Message, frozen=True):
+    """Answer to ``Reattach``, or to ``Offer``: the lease is there again.  ``own_memory`` as in ``LeaseState``."""
+
+    lease: int
+    generation: int
+    own_memory: bool
 
 
 class Ended(Message, frozen=True):
@@ -251,9 +291,9 @@ class Tick(Message, frozen=True):
 
 
 FromClient = Union[  # noqa: UP007 - a value that msgspec.convert takes
-    Hello, Attach, GetStatus, ListArchives, LoadArchive, UnloadArchive, Stop, Subscribe
+    Hello, Attach, Reattach, Offer, GetStatus, ListArchives, LoadArchive, UnloadArchive, Stop, Subscribe
 ]
-FromDaemon = Union[Welcome, Granted, Ended, Refused, Status, Archives, Done, Event, Tick]  # noqa: UP007
+FromDaemon = Union[Welcome, Granted, Wanted, Resumed, Ended, Refused, Status, Archives, Done, Event, Tick]  # noqa: UP007
 
 _T = TypeVar("_T")
 

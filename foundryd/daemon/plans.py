@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foundryd.daemon.resident import Resident
 from foundryd.daemon.sealed import Sealed
-from foundryd.daemon.store import Resident, Store
+from foundryd.daemon.store import Store
 from foundryd.daemon.tools import ArchiveTools
 from foundryd.daemon.worker import Worker
 from foundryd.errors import DaemonError, FoundrydError
+from foundryd.faults import fault
 
 Key = tuple[str, str, int]
 Waiter = Callable[[Sealed | FoundrydError], None]
@@ -18,6 +20,7 @@ Waiter = Callable[[Sealed | FoundrydError], None]
 def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) -> Sealed:
     """The plan of one rank in sealed memory; raises what the computation raises, as a ``FoundrydError``."""
     try:
+        fault("plan")
         data = tools.compute_plan(resident.reader, variant, rank)
         return Sealed.from_bytes(f"foundryd:plan:{variant}:{rank}", data)
     except FoundrydError:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from foundryd.errors import DaemonAlreadyRunning, DaemonNotRunning, UsageError
+from foundryd.errors import DaemonAlreadyRunning, DaemonError, DaemonNotRunning, UsageError
 
 MAX_SOCKET_PATH = 107  # bytes of sun_path without its final zero
 
@@ -33,6 +33,7 @@ class Info(msgspec.Struct, frozen=True):
     started: float  # seconds since the epoch
     build: str
     instance: str
+    holding: list[str] = []  # digests of the archives that ranks had leases on
 
 
 @dataclass(frozen=True)
@@ -201,18 +202,27 @@ class Lock:
     def write(self, info: Info) -> None:
         """Says who holds the lock."""
         data = msgspec.json.encode(info) + b"\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, data, 0)
+        except OSError as error:
+            raise DaemonError(
+                f"{self._runtime.lock} cannot be written ({error.strerror}): make room in its file system"
+            ) from error
 
-    def release(self) -> None:
-        """Removes the sockets, if the directory is still this daemon's, and lets the lock go."""
+    def release(self, keep: bool = False) -> None:
+        """Removes the sockets, if the directory is still this daemon's, and lets the lock go.
+
+        ``keep``: what ``write`` wrote stays for the next daemon.
+        """
         if self._fd < 0:
             return
         if self.ours:
             for name in (self._runtime.door, self._runtime.control):
                 with suppress(OSError):
                     name.unlink(missing_ok=True)
-            os.ftruncate(self._fd, 0)
+            if not keep:
+                os.ftruncate(self._fd, 0)
         os.close(self._fd)
         self._fd = -1
 

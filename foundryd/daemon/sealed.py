@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from foundryd.errors import DaemonError, NotEnoughMemory
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 class Sealed:
@@ -40,10 +43,24 @@ class Sealed:
         """
         if size <= 0:
             raise DaemonError(f"shared memory {name!r} would have {size} bytes: it needs at least one")
-        fd = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, size)
-            fill(fd)
+            fd = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise NotEnoughMemory(
+                f"no shared memory for {name} can be made ({error.strerror}): raise this process's limit of "
+                "descriptors (ulimit -n) or free memory"
+            ) from error
+        try:
+            try:
+                os.ftruncate(fd, size)
+                fill(fd)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise NotEnoughMemory(
+                    f"{size} bytes of shared memory for {name} cannot be written ({error.strerror}): free memory or "
+                    "raise the limit of this process"
+                ) from error
             actual = os.fstat(fd).st_size
             if actual != size:
                 raise DaemonError(f"the memory of {name} has {actual} bytes after it was filled, not {size}: report it")
@@ -69,23 +86,32 @@ class Sealed:
         return cls.create(name, len(data), lambda fd: _write_all(fd, data))
 
     @classmethod
-    def adopt(cls, fd: int, size: int) -> Sealed:
-        """Takes over a descriptor that somebody passed; closes it when it is not sealed memory of ``size`` bytes."""
+    def adopt(cls, fd: int, size: int, giver: str = "the daemon") -> Sealed:
+        """Takes over a descriptor that ``giver`` passed; closes it when it is not sealed memory of ``size`` bytes."""
         try:
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError:  # not a memfd
                 seals = 0
-            actual = os.fstat(fd).st_size
-            if seals & SEALS != SEALS or actual != size:
+            status = os.fstat(fd)
+            if seals & SEALS != SEALS or status.st_size != size:
                 raise DaemonError(
-                    f"the daemon passed memory of {actual} bytes under seals {seals:#x}, not {size} bytes under "
-                    f"{SEALS:#x}: it could change under this process, so it is refused; restart the daemon"
+                    f"{giver} passed memory of {status.st_size} bytes under seals {seals:#x}, not {size} bytes under "
+                    f"{SEALS:#x}: it could change under this process, so it is refused; restart {giver}"
+                )
+            if status.st_blocks * 512 < size:  # a page that is missing is taken when it is read, or is a SIGBUS
+                raise DaemonError(
+                    f"{giver} passed memory of {size} bytes of which {status.st_blocks * 512} are there: no reader may "
+                    f"have to find the others, so it is refused; restart {giver}"
                 )
         except BaseException:
             os.close(fd)
             raise
         return cls(fd, size)
+
+    def duplicate(self) -> Sealed:
+        """The same memory with a descriptor of its own."""
+        return Sealed(fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, 0), self.size)
 
     @property
     def inode(self) -> tuple[int, int]:

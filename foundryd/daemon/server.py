@@ -22,14 +22,20 @@ from foundryd.daemon.loop import Loop
 from foundryd.daemon.messages import ArchiveState, Attach, Done, Event, EventKind, LeaseState, Tick, Welcome
 from foundryd.daemon.notify import Notifier
 from foundryd.daemon.plans import Plans
+from foundryd.daemon.resident import Resident, free
+from foundryd.daemon.returning import Returning
 from foundryd.daemon.runtime import Info, Lock, RuntimeDir
 from foundryd.daemon.sealed import Sealed
-from foundryd.daemon.store import Resident, Store, archive_name, find_variant, free
+from foundryd.daemon.store import Store, archive_name, find_variant
 from foundryd.daemon.worker import Worker
 from foundryd.errors import DaemonError, FoundrydError
+from foundryd.faults import fault
+from foundryd.settings import settings
 
 log = logging.getLogger(__name__)
 
+# How long an archive is not inflated after the start when ranks had it from the last daemon: they try every second.
+PATIENCE = 2.5
 TICK = 1.0  # seconds between ticks to subscribers and looks at the runtime directory
 
 
@@ -38,6 +44,7 @@ class _Loading:
     """An archive on its way, and who waits for it."""
 
     state: ArchiveState
+    path: Path
     attaches: list[tuple[Connection, Attach]]
 
 
@@ -71,9 +78,13 @@ class Daemon:
         self._clock = time.monotonic()
         self._event = 0
         self._ready = False
+        self._ending = False
         self._failure: BaseException | None = None
         self._loading: dict[str, _Loading] = {}
-        self._leases = Leases()
+        self._limits = settings()
+        self._leases = Leases(self._limits.max_clients)
+        self._lock: Lock | None = None
+        self._holding: list[str] = []
         self._farewell = "the daemon failed"
         self._on_ready: Callable[[], None] = lambda: None
 
@@ -90,10 +101,14 @@ class Daemon:
         self._on_ready = on_ready
         lock = Lock.acquire(self._runtime)
         try:
-            lock.write(Info(os.getpid(), self._started, messages.BUILD, self._instance))
+            last = self._runtime.info()
+            for digest in last.holding if last else ():
+                self._store.offers.expect(digest, PATIENCE)
+            self._lock = lock
+            self._write_lock()
             self._serve(lock)
         finally:
-            lock.release()
+            lock.release(keep=bool(self._holding))
         if self._failure is not None:
             raise self._failure
 
@@ -108,6 +123,7 @@ class Daemon:
             try:
                 # The door opens last: who can connect to it finds everything else there.
                 self._door = Door(self._loop, os.fspath(self._runtime.door), self, self._group)
+                self._returning = Returning(self._loop, self._store, self._door, self)
                 log.info("serving %s as pid %d", self._runtime.path, os.getpid())
                 for name, path in self._initial:
                     self._start_loading(name, path, None)
@@ -133,6 +149,7 @@ class Daemon:
         self._loop.post(lambda: self._end(f"the daemon got {signal.Signals(number).name}"))
 
     def _end(self, why: str, failure: BaseException | None = None) -> None:
+        self._ending = True
         self._farewell = why
         self._failure = self._failure or failure
         self._emit("stopping", message=why)
@@ -177,7 +194,7 @@ class Daemon:
 
     def _start_loading(self, name: str, path: Path, reply: Reply | None) -> None:
         state = ArchiveState(name=name, state="loading", path=messages.printable(path))
-        self._loading[name] = _Loading(state, [])
+        self._loading[name] = _Loading(state, path, [])
         self._emit("archive_loading", archive=state)
         log.info("loading %s from %s", name, path)
         self._worker.submit(lambda: self._store.load(path, name), lambda result: self._loaded(name, reply, result))
@@ -200,6 +217,7 @@ class Daemon:
                 self.attach(connection, request)
             except FoundrydError as refusal:
                 self._door.refuse(connection, refusal)
+        self._returning.loaded()
         initial = [i for i in self._initial if i[0] == name]
         if reply is not None:
             reply(Done(reply.id, os.getpid(), len(self._leases)) if isinstance(result, Resident) else error)
@@ -231,6 +249,7 @@ class Daemon:
             )
         resident, last = self._store.remove(request.name)
         if last:
+            self._store.offers.reopen(resident.digest)
             # In the worker's turn, for a plan of a client that left may still be computed from it.
             self._worker.submit(lambda: free(resident), lambda _: self._plans.forget(resident.digest))
         self._emit("archive_unloaded", archive=resident.state)
@@ -246,6 +265,7 @@ class Daemon:
 
     def attach(self, connection: Connection, request: Attach) -> None:
         """Door: finds archive and variant, takes the lease, and grants it when the plan is there."""
+        fault("attach")
         loading = self._wait_for(request.archive)
         if loading is not None:
             loading.attaches.append((connection, request))
@@ -263,6 +283,7 @@ class Daemon:
             uid=peer.uid,
         )
         connection.lease = lease
+        self._note_holding()
         self._emit("lease_taken", lease=lease)
 
         def grant(plan: Sealed | FoundrydError) -> None:
@@ -276,11 +297,68 @@ class Daemon:
 
         self._plans.request(resident, variant.name, request.rank, grant)
 
+    def reattach(self, connection: Connection, request: messages.Reattach) -> None:
+        """Door: a rank of an earlier daemon."""
+        fault("reattach")
+        self._returning.arrive(connection, request)
+
+    def offer(self, connection: Connection, fd: int) -> None:
+        """Door: the memory of a rank that was asked for it."""
+        self._returning.offer(connection, fd)
+
+    def left(self, connection: Connection) -> None:
+        """Door: a connection without a lease ended."""
+        self._returning.left(connection)
+
+    def files_loading(self) -> list[Path]:
+        """Returning: files of the archives that are being loaded."""
+        return [entry.path for entry in self._loading.values()]
+
+    def resume(self, connection: Connection, request: messages.Reattach, resident: Resident) -> None:
+        """Returning: a rank gets its lease again; its memory stays whichever it has."""
+        variant = find_variant(resident.index, resident.name, request.variant, request.rank)
+        peer = connection.peer
+        own = resident.memory.inode != (request.device, request.inode)
+        lease = self._leases.take(
+            group=request.group,
+            rank=request.rank,
+            variant=variant.name,
+            archive=resident.name,
+            digest=resident.digest,
+            pid=peer.pid,
+            uid=peer.uid,
+            generation=request.generation,
+            own_memory=own,
+        )
+        connection.lease = lease
+        self._note_holding()
+        self._emit(
+            "lease_taken", lease=lease, message="attached again, with memory of its own" if own else "attached again"
+        )
+        log.info("lease %d: rank %d of %s is back, pid %d", lease.number, lease.rank, lease.group, lease.pid)
+        self._door.resume(connection, lease)
+
     def detach(self, lease: LeaseState, why: str) -> None:
         """Door: a lease ended with its connection."""
         self._leases.release(lease)
         self._emit("lease_ended", lease=lease, message=why)
         log.info("lease %d of rank %d of %s ended: %s", lease.number, lease.rank, lease.group, why)
+        self._note_holding()
+        fault("detach")
+
+    def _note_holding(self) -> None:
+        """Writes down which archives ranks have, for the next daemon; not when this one's end takes their leases."""
+        holding = self._leases.digests()
+        if holding != self._holding and not self._ending:
+            self._holding = holding
+            try:
+                self._write_lock()
+            except DaemonError as error:  # the next daemon will not wait for ranks: harmless, but may make a copy
+                log.warning("%s", error)
+
+    def _write_lock(self) -> None:
+        assert self._lock is not None
+        self._lock.write(Info(os.getpid(), self._started, messages.BUILD, self._instance, self._holding))
 
     def _wait_for(self, wanted: str) -> _Loading | None:
         """What an attach must wait for: the archive of that name, or all that load when it names none or a digest."""

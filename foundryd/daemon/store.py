@@ -3,56 +3,32 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foundryd.archive.index import Index, Variant
 from foundryd.daemon import limits
-from foundryd.daemon.messages import ArchiveState, VariantState, printable
+from foundryd.daemon.offers import Offers
+from foundryd.daemon.resident import Resident, free
 from foundryd.daemon.sealed import Sealed
 from foundryd.daemon.tools import ArchiveTools, Reader
-from foundryd.errors import ArchiveError, DaemonError, FoundrydError, NotInArchiveError, UsageError
+from foundryd.errors import (
+    ArchiveError,
+    DaemonError,
+    FoundrydError,
+    LimitReached,
+    NotEnoughMemory,
+    NotInArchiveError,
+    UsageError,
+)
+from foundryd.faults import fault
 from foundryd.rankpatch.mesh import Mesh
+from foundryd.settings import Settings
 
 MIN_DIGEST = 6  # characters of a digest that may stand for an archive
-
-
-@dataclass(frozen=True)
-class Resident:
-    """An archive in memory under a name; two names of one content share ``memory`` and ``reader``."""
-
-    name: str
-    path: Path
-    digest: str
-    memory: Sealed
-    reader: Reader
-    mapping: mmap.mmap
-
-    @property
-    def index(self) -> Index:
-        """What the archive says about itself."""
-        return self.reader.index
-
-    @property
-    def state(self) -> ArchiveState:
-        """For status and events."""
-        variants: dict[str, VariantState] = {}
-        for v in self.index.variants:
-            so_far = variants.get(v.name, VariantState(v.name, v.world, 0, 0))
-            ranks = so_far.ranks + len(v.rank_class.ranks)
-            variants[v.name] = VariantState(v.name, v.world, ranks, max(so_far.graphs, len(v.members)))
-        return ArchiveState(
-            name=self.name,
-            state="resident",
-            path=printable(self.path),
-            digest=self.digest,
-            bytes=self.memory.size,
-            variants=list(variants.values()),
-        )
 
 
 class Store:
@@ -62,17 +38,23 @@ class Store:
     ----------
     tools : functions on archives; None means those of ``foundryd.archive``.
     room : gives the bytes that can be had and the name of their limit.
+    max_archives, max_bytes : what may be held; 0 bytes: no limit but ``room``.
     """
 
     def __init__(
         self,
         tools: ArchiveTools | None = None,
         room: Callable[[], tuple[int, str]] = limits.available,
+        max_archives: int = Settings.max_archives,
+        max_bytes: int = 0,
     ) -> None:
         self._tools = tools
         self._room = room
+        self._max_archives = max_archives
+        self._max_bytes = max_bytes
         self._residents: dict[str, Resident] = {}
         self._lock = threading.Lock()
+        self.offers = Offers()
 
     @property
     def tools(self) -> ArchiveTools:
@@ -88,6 +70,7 @@ class Store:
         ------
         ArchiveError : the file is not a good archive.
         NotEnoughMemory : it does not fit; nothing was copied.
+        LimitReached : there are as many archives as there may be.
         UsageError : the name is taken by another content.
         """
         name = name or archive_name(path)
@@ -95,19 +78,74 @@ class Store:
             reader = self.tools.open(path)
         except OSError as error:
             raise ArchiveError(f"the archive {path} cannot be opened ({error.strerror}): correct the path") from error
+        inflated = None
         try:
             digest = self.tools.digest(reader)
-            there = self._same_content(name, digest)
+            there = self._same_content(name, digest) or self.offers.taken(digest)
             if there is None:
                 self.tools.verify(reader)
-                loaded = self._inflate(reader, path, name, digest)
-            else:
-                loaded = replace(there, name=name, path=path)
+                there = self.offers.taken(digest)
+            if there is None:
+                there = inflated = self._inflate(reader, path, name, digest)
         finally:
             reader.close()
+        try:
+            fault("publish")
+        except BaseException:
+            if inflated is not None:
+                free(inflated)
+            raise
+        # Memory that was offered while this was inflated is what ranks map, so it is the one to keep.
+        offered = self.offers.close(digest)
+        if offered is not None and inflated is not None:
+            free(inflated)
+            there = offered
+        loaded = replace(there, name=name, path=path)
         with self._lock:
             self._residents[name] = loaded
         return loaded
+
+    def holding(self, digest: str) -> Resident | None:
+        """An archive of this content, if there is one."""
+        with self._lock:
+            return next((r for r in self._residents.values() if r.digest == digest), None)
+
+    def examine(self, memory: Sealed, digest: str, files: Iterable[Path]) -> None:
+        """Looks at memory that somebody offers as the content ``digest`` of one of ``files``; owns it from here on.
+
+        It becomes the copy that ``load`` finds, unless that has ended meanwhile.  Only what is byte for byte as if it
+        had been inflated from the file is taken: the one who offers it may be anybody that may attach.
+
+        Raises
+        ------
+        ArchiveError : it is something else, or no file has that content.
+        """
+        try:
+            fault("restore")
+            original, path = self._open(digest, files)
+            try:
+                size = self.tools.inflated_size(original)
+                if memory.size != size:
+                    raise ArchiveError(
+                        f"memory of {memory.size} bytes is offered for the archive {path}, which has {size} when it "
+                        "is inflated: it is another archive's"
+                    )
+                mapping = memory.map()
+                copy = self.tools.view_unverified(memoryview(mapping))
+                try:
+                    self.tools.compare(original, copy)
+                    self.tools.verify(copy)
+                finally:
+                    copy.close()
+            finally:
+                original.close()
+            reader = self.tools.view(memoryview(mapping))
+            resident = Resident("", path, digest, memory, reader, mapping, "rank")
+        except BaseException:
+            memory.close()
+            raise
+        if not self.offers.put(resident):
+            free(resident)
 
     def find(self, wanted: str) -> Resident:
         """The archive of a name or of the beginning of a digest; an empty text means the only one."""
@@ -143,6 +181,7 @@ class Store:
 
     def close(self) -> None:
         """Forgets everything."""
+        self.offers.free()
         for resident in self.residents():
             _, last = self.remove(resident.name)
             if last:
@@ -151,6 +190,11 @@ class Store:
     def _same_content(self, name: str, digest: str) -> Resident | None:
         with self._lock:
             taken = self._residents.get(name)
+            if taken is None and len(self._residents) >= self._max_archives:
+                raise LimitReached(
+                    f"the daemon holds {len(self._residents)} archives and may hold {self._max_archives}: unload one, "
+                    "or raise FOUNDRYD_MAX_ARCHIVES"
+                )
             if taken is not None and taken.digest != digest:
                 raise UsageError(
                     f"the name {name!r} already stands for the archive {taken.path} with digest {taken.digest[:12]}, "
@@ -160,14 +204,39 @@ class Store:
 
     def _inflate(self, reader: Reader, path: Path, name: str, digest: str) -> Resident:
         size = self.tools.inflated_size(reader)
+        self._check_bytes(size, path)
         limits.check(size, f"the archive {path}", room=self._room())
         memory = Sealed.create(f"foundryd:{name}", size, lambda fd: self.tools.inflate(reader, fd))
         try:
+            fault("map")
             mapping = memory.map()
             return Resident(name, path, digest, memory, self.tools.view(memoryview(mapping)), mapping)
         except BaseException:
             memory.close()
             raise
+
+    def _check_bytes(self, size: int, path: Path) -> None:
+        held = sum({r.digest: r.memory.size for r in self.residents()}.values())
+        if self._max_bytes and held + size > self._max_bytes:
+            raise NotEnoughMemory(
+                f"the archive {path} needs {size} bytes of memory, and the {held} of other archives leave "
+                f"{max(0, self._max_bytes - held)} of the {self._max_bytes} that archives may take: unload one, or "
+                "raise FOUNDRYD_MAX_BYTES"
+            )
+
+    def _open(self, digest: str, files: Iterable[Path]) -> tuple[Any, Path]:
+        """Reader and path of the file with that content."""
+        for path in files:
+            try:
+                reader = self.tools.open(path)
+            except (OSError, ArchiveError):
+                continue  # the loading of that file says so
+            if self.tools.digest(reader) == digest:
+                return reader, path
+            reader.close()
+        raise NotInArchiveError(
+            f"no archive that the daemon loads has the digest {digest[:12]}: start it with the archive of the ranks"
+        )
 
 
 def archive_name(path: Path) -> str:
@@ -237,11 +306,3 @@ def spans(ranks: list[int]) -> str:
 
 def _listed(residents: list[Resident]) -> str:
     return ", ".join(r.name for r in residents) or "none"
-
-
-def free(resident: Resident) -> None:
-    """Closes the reader and the memory of a content that no name stands for; ranks that map it keep it."""
-    resident.reader.close()
-    resident.memory.close()
-    with suppress(BufferError):  # somebody in this process still reads it: the last reader frees it
-        resident.mapping.close()

@@ -29,7 +29,10 @@ class ArchiveTools:
     Attributes
     ----------
     open : reader of a file.
-    view : reader of a buffer, which must outlive it.
+    view : reader of a buffer that was verified, which must outlive it.
+    view_unverified : the same of a buffer that may hold anything.
+    compare : raises ``ArchiveDigestError`` unless the second reader's buffer says of every section what inflating the
+        first one's archive would have written; ``verify`` of the second one then tells that all bytes are those.
     digest : hexadecimal digest that names the content of a reader's archive.
     verify : raises ``ArchiveError`` unless every byte of the reader's archive is what was written.
     inflated_size, inflate : bytes of the inflated archive, and writing it to a descriptor of that size.
@@ -38,6 +41,8 @@ class ArchiveTools:
 
     open: Callable[[Path], Any]
     view: Callable[[memoryview], Any]
+    view_unverified: Callable[[memoryview], Any]
+    compare: Callable[[Any, Any], None]
     digest: Callable[[Any], str]
     verify: Callable[[Any], object]
     inflated_size: Callable[[Any], int]
@@ -47,7 +52,7 @@ class ArchiveTools:
     @classmethod
     def default(cls) -> ArchiveTools:
         """Those of ``foundryd.archive`` and ``foundryd.rankpatch``; imported here since they pull in native code."""
-        from foundryd.archive.inflate import inflate, inflated_size
+        from foundryd.archive.inflate import check_inflated, inflate, inflated_size
         from foundryd.archive.reader import ArchiveReader
         from foundryd.archive.verify import verify
         from foundryd.rankpatch.plan import compute_plan
@@ -55,6 +60,8 @@ class ArchiveTools:
         return cls(
             open=ArchiveReader.open,
             view=lambda view: ArchiveReader(view, trusted=True),  # verified when it was inflated, sealed since
+            view_unverified=lambda view: ArchiveReader(view, name="the memory of a rank"),
+            compare=check_inflated,
             digest=lambda reader: reader.content_digest,
             verify=verify,
             inflated_size=inflated_size,

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from types import TracebackType
 
-from foundryd.errors import ProtocolError
+from foundryd.errors import DaemonError, ProtocolError
 
 MAX_PACKET = 64 << 10
 MAX_DESCRIPTORS = 4
@@ -79,6 +79,7 @@ def receive(sock: socket.socket, descriptors: int = 0) -> Packet | None:
     Raises
     ------
     ProtocolError : the packet is too large or carries more descriptors; nothing of it is kept.
+    DaemonError : this process has no room for the descriptors.
     OSError : as the socket says.
     """
     room = socket.CMSG_SPACE(descriptors * _INT) if descriptors else 0
@@ -88,6 +89,11 @@ def receive(sock: socket.socket, descriptors: int = 0) -> Packet | None:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(data[: len(data) - len(data) % _INT])
     packet = Packet(payload, received.tolist())
+    if flags & socket.MSG_CTRUNC and packet.count < descriptors:
+        packet.close()
+        raise DaemonError(
+            f"this process has no descriptor left for the {descriptors} of a packet: raise its limit (ulimit -n)"
+        )
     # CMSG_SPACE rounds up, so one descriptor more than asked for may have been installed.
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or packet.count > descriptors:
         packet.close()

@@ -20,10 +20,10 @@ class Worker:
     has no effect outside the process.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, name: str = "foundryd-worker") -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="foundryd-worker", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], _T], done: Callable[[_T | BaseException], None]) -> None:
         """Runs ``job`` in the thread, then ``done(result or exception)`` in the loop."""

@@ -5,118 +5,30 @@ The mappings do not depend on the daemon: they stay when it ends, is killed or i
 to its door, so it ends with ``close`` and with the process.  A child made by ``os.fork`` does not keep it: its copy is
 closed in the child, and every descriptor is close-on-exec.  (A fork in C code that executes no other program is not
 seen; such a child keeps the lease until it ends, unless the parent calls ``close``, which ends it in any case.)
+
+When the daemon goes, a thread of the lease gets it back from the next one: see ``foundryd.session.lease``.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
-import socket
-import threading
 import time
-import weakref
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from foundryd.daemon import messages, plans, wire
 from foundryd.daemon.client import expect, open_door, receive_packet
-from foundryd.daemon.messages import Attach, Ended, Granted
+from foundryd.daemon.messages import Attach, Granted
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.sealed import Sealed
 from foundryd.daemon.store import Store, find_variant
 from foundryd.daemon.tools import ArchiveTools
-from foundryd.errors import LeaseLost, ProtocolError
+from foundryd.errors import ProtocolError
+from foundryd.faults import fault
+from foundryd.session.lease import Claim, DaemonInfo, Lease
 
-_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class DaemonInfo:
-    """The daemon that a lease is from."""
-
-    pid: int  # as the daemon sees it
-    build: str
-    protocol: int
-    instance: str
-    runtime_dir: Path
-
-
-class Lease:
-    """The rank's place in its group, as long as the connection lives.  Safe to use from several threads."""
-
-    def __init__(self, sock: socket.socket, number: int) -> None:
-        self.number = number
-        self._socket: socket.socket | None = sock
-        self._lock = threading.Lock()
-        self._why = ""
-        sock.setblocking(False)
-        _leases.add(self)
-
-    def fileno(self) -> int:
-        """Descriptor that becomes readable when the lease is lost, for an engine's own loop; -1 when it has ended."""
-        return self._socket.fileno() if self._socket is not None else -1
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease ended, on whichever side."""
-        with self._lock:
-            if self._socket is None:
-                return True
-            try:
-                packet = wire.receive(self._socket)
-            except BlockingIOError:
-                return False
-            except (OSError, ProtocolError) as error:
-                self._end(f"the connection to the daemon failed ({error})")
-                return True
-            if packet is None:
-                self._end("the daemon is gone")
-                return True
-            try:
-                message = messages.decode_answer(packet.payload)
-            except ProtocolError as error:
-                self._end(str(error))
-                return True
-            self._end(message.message if isinstance(message, Ended) else "the daemon spoke out of turn")
-            return True
-
-    def check(self) -> None:
-        """Raises ``LeaseLost`` with the reason when the lease ended."""
-        if self.lost:
-            raise LeaseLost(
-                f"the lease {self.number} ended ({self._why}): graphs that are restored go on working; attach again "
-                "for a new one"
-            )
-
-    def close(self) -> None:
-        """Ends the lease; may be called twice."""
-        with self._lock:
-            if self._socket is not None:
-                # Ends the connection even if some forked process still has the descriptor.
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-                self._end("it was closed")
-
-    def _end(self, why: str) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            self._why = why
-
-    def _forked(self) -> None:
-        # The lock may have been held by a thread that does not exist here.
-        self._lock = threading.Lock()
-        self._end("this process was forked from the one that has it")
-
-
-def _after_fork() -> None:
-    for lease in list(_leases):
-        lease._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+__all__ = ["Attachment", "DaemonInfo", "Lease", "attach", "attach_file"]
 
 
 class Attachment:
@@ -128,7 +40,7 @@ class Attachment:
     name, digest : of the archive.
     variant, rank, group, generation : what the rank is; the variant in its canonical spelling.
     lease : None without a daemon.
-    daemon : None without a daemon.
+    daemon : the one that the lease is from, None without a daemon.
     """
 
     def __init__(
@@ -143,11 +55,11 @@ class Attachment:
         group: str = "",
         generation: int = 0,
         lease: Lease | None = None,
-        daemon: DaemonInfo | None = None,
     ) -> None:
         with ExitStack() as undo:
             undo.callback(archive.close)
             undo.callback(plan.close)
+            fault("map")
             self._mappings: list[mmap.mmap] = [archive.map(), plan.map()]
         self.archive = memoryview(self._mappings[0])
         self.plan = memoryview(self._mappings[1])
@@ -158,17 +70,27 @@ class Attachment:
         self.group = group
         self.generation = generation
         self.lease = lease
-        self.daemon = daemon
+
+    @property
+    def daemon(self) -> DaemonInfo | None:
+        """The daemon that the lease is from, another one after that was restarted."""
+        return self.lease.daemon if self.lease is not None else None
 
     @property
     def lost(self) -> bool:
-        """Whether there was a lease and it ended; the memory stays."""
+        """Whether there was a lease and it ended; the memory stays, and the lease comes back with a new daemon."""
         return self.lease is not None and self.lease.lost
 
     def close(self) -> None:
         """Ends the lease and frees the memory, which arrays made from it keep for as long as they live."""
         if self.lease is not None:
             self.lease.close()
+        try:
+            fault("detach")
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         self.archive.release()
         self.plan.release()
         while self._mappings:
@@ -192,6 +114,7 @@ def attach(
     rank: int = 0,
     variant: str = "",
     timeout: float = 60.0,
+    keep: bool = True,
 ) -> Attachment:
     """Takes a lease from the daemon and maps archive and plan.
 
@@ -202,6 +125,7 @@ def attach(
     group, rank : who this is; each pair has one holder on a node.
     variant : parallel configuration; empty: the only one.
     timeout : seconds for everything, the daemon's loading of the archive and computing of the plan included.
+    keep : whether a lost lease is asked for again in the background, for as long as the attachment is open.
 
     Raises
     ------
@@ -217,6 +141,7 @@ def attach(
     sock, welcome = open_door(runtime, deadline)
     with ExitStack() as undo:
         undo.callback(sock.close)
+        fault("attach")
         with suppress(BrokenPipeError, ConnectionResetError):  # it is stopping: its last word can still be read
             wire.send(sock, messages.encode(Attach(archive, group, rank, variant)))
         with receive_packet(sock, runtime, deadline, descriptors=2) as packet:
@@ -227,6 +152,21 @@ def attach(
             undo.callback(memory.close)
             plan = Sealed.adopt(packet.take(), granted.plan_bytes)
             undo.callback(plan.close)
+            fault("plan")
+        daemon = DaemonInfo(welcome.pid, welcome.build, welcome.protocol, welcome.instance, runtime.path)
+        claim = Claim(
+            runtime,
+            granted.archive,
+            granted.digest,
+            granted.group,
+            granted.rank,
+            granted.variant,
+            granted.generation,
+            memory.duplicate(),
+        )
+        undo.callback(claim.memory.close)
+        lease = Lease(sock, granted.lease, daemon, claim, keep=keep)
+        undo.callback(lease.close)
         attachment = Attachment(
             archive=memory,
             plan=plan,
@@ -236,8 +176,7 @@ def attach(
             rank=granted.rank,
             group=granted.group,
             generation=granted.generation,
-            lease=Lease(sock, granted.lease),
-            daemon=DaemonInfo(welcome.pid, welcome.build, welcome.protocol, welcome.instance, runtime.path),
+            lease=lease,
         )
         undo.pop_all()
     return attachment
@@ -258,7 +197,7 @@ def attach_file(path: Path, *, variant: str = "", rank: int = 0, tools: ArchiveT
         found = find_variant(resident.index, resident.name, variant, rank)
         plan = plans.compute(store.tools, resident, found.name, rank)
         return Attachment(
-            archive=Sealed(os.dup(resident.memory.fd), resident.memory.size),
+            archive=resident.memory.duplicate(),
             plan=plan,
             name=resident.name,
             digest=resident.digest,

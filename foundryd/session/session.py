@@ -16,6 +16,7 @@ from foundryd.archive import identity
 from foundryd.archive.identity import Provider
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, LeaseLost, NotInArchiveError, UsageError
+from foundryd.faults import fault
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
@@ -205,6 +206,7 @@ class Session:
         return _agreement(store, self._config, deadline)
 
     def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None) -> None:
+        fault("restore")
         with self._phase("layout"):
             check_layout(self._hook)
             self._hook.map_held()

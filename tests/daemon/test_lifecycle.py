@@ -76,7 +76,7 @@ def test_a_live_daemon_whose_lock_file_was_removed_is_not_replaced(start, archiv
 
 def test_a_killed_daemon_is_replaced(start, archive, join, runtime_dir, eventually):
     first = start(archive)
-    attachment = join(3)
+    attachment = join(3, keep=False)
     first.process.kill()
     first.process.wait()
     runtime = RuntimeDir(runtime_dir)

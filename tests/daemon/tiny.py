@@ -75,6 +75,11 @@ def _verify(reader: Reader) -> None:
         raise ArchiveDigestError("the archive's bytes are not those that were written: fetch it again")
 
 
+def _compare(original: Reader, copy: Reader) -> None:
+    if (original.digest, original.text) != (copy.digest, copy.text):
+        raise ArchiveDigestError("the memory is a copy of another archive")
+
+
 def _plan(reader: Reader, variant: str, rank: int) -> bytes:
     time.sleep(reader.head.get("plan_delay", 0))
     if reader.head.get("plan_fault"):
@@ -85,6 +90,8 @@ def _plan(reader: Reader, variant: str, rank: int) -> bytes:
 TOOLS = ArchiveTools(
     open=lambda path: Reader(path.read_bytes()),
     view=Reader,
+    view_unverified=Reader,
+    compare=_compare,
     digest=lambda reader: reader.digest,
     verify=_verify,
     inflated_size=lambda reader: reader.head["bytes"],
