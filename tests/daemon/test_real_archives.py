@@ -11,6 +11,9 @@ from foundryd.archive.index import Block, Content, Index, RankClass, Variant
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.daemon.launch import start_daemon
+from foundryd.daemon.resident import free
+from foundryd.daemon.sealed import Sealed
+from foundryd.daemon.store import Store
 from foundryd.errors import ArchiveDigestError, ArchiveError, ArchiveFormatError, NotInArchiveError
 from foundryd.rankpatch.plan import Plan
 from foundryd.session.client import attach_file
@@ -132,3 +135,63 @@ def test_a_truncated_archive_ends_the_start(serve, real):
     real.write_bytes(real.read_bytes()[:-100])
     with pytest.raises(ArchiveError):
         serve(real)
+
+
+def offered(real, change=lambda data: None):
+    """What ``Store.examine`` says of the inflated archive after ``change``, and whether it is then there to use."""
+    store = Store()
+    with attach_file(real, rank=0) as alone:
+        data = bytearray(alone.archive)
+        digest = alone.digest
+    change(data)
+    try:
+        store.examine(Sealed.from_bytes("x", data), digest, [real])
+    finally:
+        there = store.offers.close(digest)
+        if there is not None:
+            free(there)
+    return there
+
+
+def test_inflated_memory_is_taken_for_the_archive(real):
+    assert offered(real) is not None
+
+
+def test_memory_with_any_byte_changed_is_refused(real):
+    with attach_file(real, rank=0) as alone:
+        size = len(alone.archive)
+        header = ArchiveReader(alone.archive, trusted=True)
+        ends = [e.offset + e.stored for e in header.sections.values()]
+        index = header.header.index_offset
+        header.close()
+    gap = next(end for end in ends if end % 4096)  # padding behind a section
+    for place in (0, 9, 20, 63, 64, 70, gap, size // 3, size // 2, index, index + 40, size - 1):
+
+        def change(data, place=place):
+            data[place] ^= 1
+
+        with pytest.raises(ArchiveError):
+            offered(real, change)
+
+
+def test_memory_of_another_archive_of_the_same_size_is_refused(real, folder):
+    with attach_file(write(folder / "other.foundry", content=CONTENT[::-1]), rank=0) as other:
+        data = bytes(other.archive)
+    store = Store()
+    with attach_file(real, rank=0) as alone:
+        assert len(data) == len(alone.archive)
+        with pytest.raises(ArchiveDigestError, match="a copy of another archive"):
+            store.examine(Sealed.from_bytes("x", data), alone.digest, [real])
+    assert store.offers.close(alone.digest) is None
+
+
+def test_a_restarted_daemon_serves_what_a_rank_holds(serve, real, join, control, eventually):
+    first = serve(real)
+    attachment = join(1, variant="ep=4")
+    first.process.kill()
+    first.process.wait()
+    serve(real)
+    eventually(lambda: attachment.lease.returned == 1, "the lease is back")
+    assert [a.source for a in control().archives()] == ["rank"]
+    assert not attachment.lease.own_memory
+    check(join(2, variant="ep=4"), 2)
