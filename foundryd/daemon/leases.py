@@ -99,9 +99,9 @@ class Leases:
         """Leases on an archive."""
         return [lease for lease in self._leases.values() if lease.digest == digest]
 
-    def digests(self) -> list[str]:
+    def digests(self) -> set[str]:
         """Archives that there are leases on."""
-        return sorted({lease.digest for lease in self._leases.values()})
+        return {lease.digest for lease in self._leases.values()}
 
     def all(self) -> list[LeaseState]:
         """All leases, by group and rank."""

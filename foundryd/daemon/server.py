@@ -84,7 +84,8 @@ class Daemon:
         self._limits = settings()
         self._leases = Leases(self._limits.max_clients)
         self._lock: Lock | None = None
-        self._holding: list[str] = []
+        self._holding: list[str] = []  # as written
+        self._inherited: set[str] = set()
         self._farewell = "the daemon failed"
         self._on_ready: Callable[[], None] = lambda: None
 
@@ -102,7 +103,10 @@ class Daemon:
         lock = Lock.acquire(self._runtime)
         try:
             last = self._runtime.info()
-            for digest in last.holding if last else ():
+            # Handed on until the archive is loaded, for this daemon may die before its ranks are back.
+            self._inherited = set(last.holding if last else ())
+            self._holding = sorted(self._inherited)
+            for digest in self._inherited:
                 self._store.offers.expect(digest, PATIENCE)
             self._lock = lock
             self._write_lock()
@@ -218,6 +222,9 @@ class Daemon:
             except FoundrydError as refusal:
                 self._door.refuse(connection, refusal)
         self._returning.loaded()
+        if isinstance(result, Resident):
+            self._inherited.discard(result.digest)
+            self._note_holding()
         initial = [i for i in self._initial if i[0] == name]
         if reply is not None:
             reply(Done(reply.id, os.getpid(), len(self._leases)) if isinstance(result, Resident) else error)
@@ -348,7 +355,7 @@ class Daemon:
 
     def _note_holding(self) -> None:
         """Writes down which archives ranks have, for the next daemon; not when this one's end takes their leases."""
-        holding = self._leases.digests()
+        holding = sorted(self._leases.digests() | self._inherited)
         if holding != self._holding and not self._ending:
             self._holding = holding
             try:

@@ -11,6 +11,7 @@ When the daemon goes, a thread of the lease gets it back from the next one: see 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import time
 from contextlib import ExitStack, suppress
@@ -24,7 +25,7 @@ from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.sealed import Sealed
 from foundryd.daemon.store import Store, find_variant
 from foundryd.daemon.tools import ArchiveTools
-from foundryd.errors import ProtocolError
+from foundryd.errors import DaemonError, ProtocolError
 from foundryd.faults import fault
 from foundryd.session.lease import Claim, DaemonInfo, Lease
 
@@ -134,8 +135,20 @@ def attach(
     NotInArchiveError : no such archive, variant or rank; the message says what exists.
     RankTaken : another process has that rank; the message names it.
     PermissionRefused : the daemon does not serve this user.
-    DaemonError : it refused for another reason, or did not answer in time.
+    DaemonError : it refused for another reason, or did not answer in time; or this process has no descriptor left.
     """
+    try:
+        return _attach(Attach(archive, group, rank, variant), runtime_dir, timeout, keep)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise DaemonError(
+            f"the archive cannot be attached in this process ({error.strerror}): raise its limit of descriptors "
+            "(ulimit -n) or of memory"
+        ) from error
+
+
+def _attach(request: Attach, runtime_dir: Path, timeout: float, keep: bool) -> Attachment:
     runtime = RuntimeDir(runtime_dir)
     deadline = time.monotonic() + timeout
     sock, welcome = open_door(runtime, deadline)
@@ -143,7 +156,7 @@ def attach(
         undo.callback(sock.close)
         fault("attach")
         with suppress(BrokenPipeError, ConnectionResetError):  # it is stopping: its last word can still be read
-            wire.send(sock, messages.encode(Attach(archive, group, rank, variant)))
+            wire.send(sock, messages.encode(request))
         with receive_packet(sock, runtime, deadline, descriptors=2) as packet:
             granted = expect(messages.decode_answer(packet.payload), Granted)
             if packet.count != 2:

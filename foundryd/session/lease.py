@@ -200,28 +200,42 @@ class Lease:
 
     def _return(self) -> bool:
         """Tries until the lease is back; False when it was closed."""
-        pause = FIRST_PAUSE
-        while not self._paused(pause):
+        pause, refused_by = FIRST_PAUSE, None
+        while not self._paused(pause, refused_by):
+            refused_by = None
             try:
                 self._attempt()
             except DaemonNotRunning:
                 pause = min(2 * pause, LONGEST_PAUSE)
             except (FoundrydError, OSError) as error:
                 log.debug("the lease %d does not come back yet: %s", self.number, error)
-                pause = min(2 * pause, LONGEST_PAUSE_REFUSED)
+                refused_by = self._door()
+                pause = min(2 * pause, LONGEST_PAUSE if refused_by is None else LONGEST_PAUSE_REFUSED)
             else:
                 return True
         return False
 
-    def _paused(self, seconds: float) -> bool:
-        """Waits, a little more or less than asked so that ranks spread; True when the lease was closed meanwhile."""
+    def _paused(self, seconds: float, refused_by: tuple[int, int] | None) -> bool:
+        """Waits a little less than asked, so that ranks spread, and until there is another daemon than the one that
+        refused; True when the lease was closed meanwhile.
+        """
         deadline = time.monotonic() + seconds * random.uniform(0.75, 1.0)
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while not self._closed and (left := deadline - time.monotonic()) > 0:
-            poll.poll(left * 1000)
+            poll.poll(min(left, LONGEST_PAUSE) * 1000)
             self._drain()
+            if refused_by is not None and self._door() != refused_by:
+                break
         return self._closed
+
+    def _door(self) -> tuple[int, int] | None:
+        """What differs between two daemons' doors."""
+        try:
+            status = os.stat(self._claim.runtime.door)
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

@@ -99,8 +99,8 @@ def loading(folder, tiny, runtime_dir, start, eventually):
 
 def request(path, **change):
     data = path.read_bytes()
-    values = dict(archive="model", digest=data[:64].decode(), archive_bytes=65536, device=0, inode=0)
-    values |= dict(group="default", rank=0, variant="ep=8", generation=1)
+    values = {"archive": "model", "digest": data[:64].decode(), "archive_bytes": 65536, "device": 0, "inode": 0}
+    values |= {"group": "default", "rank": 0, "variant": "ep=8", "generation": 1}
     return Reattach(**values | change)
 
 
