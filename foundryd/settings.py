@@ -40,12 +40,12 @@ class Fault:
         """From ``point:action`` or ``point:action:number``."""
         point, _, rest = text.partition(":")
         action, _, number = rest.partition(":")
-        if point not in FAULT_POINTS or action not in get_args(FaultAction):
+        times = _integer({"the count of FOUNDRYD_FAULT": number}, "the count of FOUNDRYD_FAULT", 1)
+        if times < 1 or point not in FAULT_POINTS or action not in get_args(FaultAction):
             raise UsageError(
                 f"FOUNDRYD_FAULT is {text!r}, not POINT:ACTION[:N] with a point of {', '.join(sorted(FAULT_POINTS))} "
                 "and kill, error or hang: unset it or correct it"
             )
-        times = _integer({"the count of FOUNDRYD_FAULT": number}, "the count of FOUNDRYD_FAULT", 1)
         return cls(point, cast(FaultAction, action), times)
 
 

@@ -212,6 +212,11 @@ class Daemon:
             error = result if isinstance(result, FoundrydError) else DaemonError(f"{name} cannot be loaded: {result!r}")
             log.error("%s cannot be loaded: %s", name, error, exc_info=None if error is result else result)
             self._emit("archive_failed", archive=loading.state, message=messages.printable(error))
+        # Before new ranks, who would make the group anew.
+        self._returning.loaded()
+        if isinstance(result, Resident):
+            self._inherited.discard(result.digest)
+            self._note_holding()
         for connection, request in loading.attaches:
             if connection.closed:
                 continue
@@ -221,10 +226,6 @@ class Daemon:
                 self.attach(connection, request)
             except FoundrydError as refusal:
                 self._door.refuse(connection, refusal)
-        self._returning.loaded()
-        if isinstance(result, Resident):
-            self._inherited.discard(result.digest)
-            self._note_holding()
         initial = [i for i in self._initial if i[0] == name]
         if reply is not None:
             reply(Done(reply.id, os.getpid(), len(self._leases)) if isinstance(result, Resident) else error)

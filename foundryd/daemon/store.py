@@ -81,7 +81,10 @@ class Store:
         inflated = None
         try:
             digest = self.tools.digest(reader)
-            there = self._same_content(name, digest) or self.offers.taken(digest)
+            there = self._same_content(name, digest)
+            if there is None:
+                self._check_bytes(self.tools.inflated_size(reader), path)
+                there = self.offers.taken(digest)
             if there is None:
                 self.tools.verify(reader)
                 there = self.offers.taken(digest)
@@ -204,7 +207,6 @@ class Store:
 
     def _inflate(self, reader: Reader, path: Path, name: str, digest: str) -> Resident:
         size = self.tools.inflated_size(reader)
-        self._check_bytes(size, path)
         limits.check(size, f"the archive {path}", room=self._room())
         memory = Sealed.create(f"foundryd:{name}", size, lambda fd: self.tools.inflate(reader, fd))
         try:

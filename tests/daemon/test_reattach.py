@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from foundryd.daemon.launch import stop_daemon
 from foundryd.daemon.messages import Attach, Granted, Hello, Offer, Reattach, Refused, Resumed, Wanted, Welcome
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.sealed import SEALS, Sealed
+from foundryd.daemon.store import Store
 from foundryd.errors import RankTaken
 
 HOLDER = """
@@ -326,3 +328,37 @@ def test_a_rank_waits_without_using_anything_and_closes_at_once(start, archive, 
     attachment.close()
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_memory_that_comes_while_the_file_is_inflated_is_the_copy_that_stays(folder, tiny):
+    path = tiny.write(folder / "model.foundry")
+    memory = Sealed.from_bytes("x", inflated(path))
+    inode = memory.inode
+
+    def inflate(reader, fd):
+        store.examine(memory, reader.digest, [path])
+        tiny.TOOLS.inflate(reader, fd)
+
+    before = len(os.listdir("/proc/self/fd"))
+    store = Store(replace(tiny.TOOLS, inflate=inflate))
+    resident = store.load(path)
+    assert resident.memory.inode == inode
+    assert resident.source == "rank"
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # its mapping
+    late = Sealed.from_bytes("x", inflated(path))
+    store.examine(late, resident.digest, [path])
+    assert store.find("model").memory.inode == inode
+    assert late.fd == -1
+    store.close()
+    assert memory.fd == -1
+
+
+def test_ranks_that_come_back_keep_their_group_from_ranks_that_come_anew(loading, knock):
+    new, old = knock(), knock()
+    wire.send(new, messages.encode(Attach("model", "default", 7, "ep=8")))
+    assert isinstance(ask(old, request(loading, generation=9)), Wanted)
+    good = Sealed.from_bytes("x", inflated(loading))
+    assert ask(old, Offer(), good.fd).generation == 9
+    good.close()
+    with wire.receive(new, 2) as packet:
+        assert messages.decode_answer(packet.payload).generation == 9

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foundryd.errors import UsageError
-from foundryd.settings import Mode, Settings, default_runtime_dir
+from foundryd.settings import Fault, Mode, Settings, default_runtime_dir
 
 
 def test_an_empty_environment_switches_everything_off():
@@ -27,6 +27,10 @@ def test_every_variable_is_read():
             "FOUNDRYD_RUNTIME_DIR": "/run/x",
             "FOUNDRYD_JOURNAL": "/j",
             "FOUNDRYD_LOG": "DEBUG",
+            "FOUNDRYD_FAULT": "attach:error:2",
+            "FOUNDRYD_MAX_CLIENTS": "7",
+            "FOUNDRYD_MAX_ARCHIVES": "8",
+            "FOUNDRYD_MAX_BYTES": "9",
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
@@ -42,6 +46,10 @@ def test_every_variable_is_read():
         Path("/j"),
         Path("/run/x"),
         "debug",
+        Fault("attach", "error", 2),
+        7,
+        8,
+        9,
         3,
         1,
         8,
@@ -49,7 +57,14 @@ def test_every_variable_is_read():
 
 
 @pytest.mark.parametrize(
-    "env", [{"FOUNDRYD_MODE": "save"}, {"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"FOUNDRYD_LOG": "loud"}]
+    "env",
+    [
+        {"FOUNDRYD_MODE": "save"},
+        {"RANK": "x"},
+        {"WORLD_SIZE": "-1"},
+        {"FOUNDRYD_LOG": "loud"},
+        {"FOUNDRYD_FAULT": "map:kill:0"},
+    ],
 )
 def test_an_impossible_value_is_named(env):
     (name, value), *_ = env.items()
