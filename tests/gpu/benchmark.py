@@ -106,7 +106,8 @@ class Bench:
             yield str(self._file.with_name(pattern))
         except RunFailed:
             if all(file.exists() for file in files):
-                self.reports |= dict.fromkeys(steps, [json.loads(file.read_text()) for file in files])
+                reports = [json.loads(file.read_text()) for file in files]
+                self.reports |= dict.fromkeys(steps, reports)
             raise
 
 

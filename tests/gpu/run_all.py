@@ -149,9 +149,15 @@ def run_benchmark(results: Results, out: Path, args: argparse.Namespace, gpus: i
 
 def run_hook_cost(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
     """Nanoseconds a driver call, without and with the hook."""
+    include = args.hook_include or ROOT / "hook" / "include"
+    if args.hook_cost_binary is None and not (include / "foundryd" / "hook.h").exists():
+        raise RunFailed(
+            f"{include} has no foundryd/hook.h, and the program that measures is built with it: give --hook-include "
+            "with the folder hook/include of the sources, or --hook-cost-binary with the program"
+        )
     path = out / "hook-cost.json"
     given = [] if args.hook_cost_binary is None else ["--binary", str(args.hook_cost_binary)]
-    given += [] if args.hook_include is None else ["--include", str(args.hook_include)]
+    given += ["--include", str(include)]
     command = [sys.executable, "-P", str(PROGRAMS / "hook_cost" / "run.py"), "--json", str(path), *given]
     run("hook_cost", command, clean_environment(), timeout=min(limit, 1200), log=out / "hook-cost.log")
     costs = json.loads(path.read_text())["costs"]

@@ -191,9 +191,61 @@ def test_a_case_that_does_not_exist_is_named(tmp_path):
     assert "'dens'" in done.stdout
 
 
+def test_the_hook_s_part_says_which_folder_it_lacks(tmp_path):
+    command = run_all("--out", str(tmp_path), "--part", "hook", "--hook-include", str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path} has no foundryd/hook.h" in done.stdout
+    assert "--hook-include" in done.stdout
+
+
 def test_without_the_header_the_hook_s_cost_says_what_to_pass(tmp_path):
     program = FOLDER / "programs" / "hook_cost" / "run.py"
     command = [sys.executable, "-P", str(program), "--build", str(tmp_path), "--include", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert f"{tmp_path} has no foundryd/hook.h: give --include" in done.stderr
+
+
+@pytest.fixture
+def on_software(script, monkeypatch):
+    launch = script("launch")
+    monkeypatch.setattr(launch, "DRIVER", "soft")
+    return launch
+
+
+class Command:
+    """Stands in for a program of the folder ``programs``."""
+
+    def __init__(self, *command):
+        self.command = [sys.executable, "-P", *command]
+
+
+@pytest.mark.timeout(200)
+def test_processes_restore_one_after_another_and_from_a_daemon_started_anew(on_software, tmp_path):
+    """The functions that the GPU tests are made of, with the demo's engine on the software driver."""
+    worker = Command("-m", "foundryd.demo.worker", "--parallel", "tp=1", "--batch-sizes", "1,2")
+    archive = tmp_path / "demo.foundry"
+    captured = on_software.capture(worker, "tp=1", 1, archive, timeout=120)
+    assert captured["captured_ranks"] == [0]
+    assert archive.with_suffix(".log").read_text().startswith("capturing as rank 0")
+    reports = []
+    with on_software.daemon([archive]) as runtime:
+        for _ in range(2):
+            reports += on_software.restore(archive, worker, "tp=1", 1, runtime, timeout=60)
+        on_software.foundryd("stop", "--runtime-dir", str(runtime))
+        on_software.foundryd("start", "--runtime-dir", str(runtime), str(archive))
+        reports += on_software.restore(archive, worker, "tp=1", 1, runtime, timeout=60)
+    assert all(report["restored"] for report in reports), reports
+    assert reports[0]["tokens"] == reports[1]["tokens"] == reports[2]["tokens"] != {}
+    with pytest.raises(on_software.RunFailed):
+        on_software.foundryd("ls", "--runtime-dir", str(runtime))
+
+
+@pytest.mark.timeout(120)
+def test_a_capture_that_is_late_takes_its_engine_along(on_software, tmp_path):
+    pid = tmp_path / "pid"
+    engine = Command("-c", f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(100)")
+    with pytest.raises(on_software.TimeUp, match="foundryd capture did not end in 8 s"):
+        on_software.capture(engine, "tp=1", 1, tmp_path / "late.foundry", timeout=8)
+    assert not Path("/proc", pid.read_text()).exists()
