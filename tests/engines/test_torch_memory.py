@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd._native import _hook  # noqa: E402
+from foundryd.engines.torch.graphset import GraphSet  # noqa: E402
 from foundryd.engines.torch.memory import Arenas, Bound, check, describe  # noqa: E402
-from foundryd.errors import CaptureError, LayoutDiverged, UsageError  # noqa: E402
+from foundryd.errors import CaptureError, IdentityMismatch, LayoutDiverged, UsageError  # noqa: E402
 from foundryd.session.arena import ARENAS  # noqa: E402
+from foundryd.settings import Mode  # noqa: E402
 
 BASE, STRIDE = 0x600000000000, 1 << 38
 
@@ -197,3 +199,15 @@ def test_where_tensors_go_by_themselves_needs_no_pool(name):
     with arenas.use(name):
         torch.zeros(1)
     assert arenas.blocks() == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "fallback"), [(Mode.OFF, None), (Mode.RESTORE, IdentityMismatch("another torch"))], ids=["off", "fallback"]
+)
+def test_a_process_that_compares_nothing_needs_no_pools(monkeypatch, mode, fallback):
+    """Its allocator may have none: cudaMallocAsync is one reason to fall back."""
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: pytest.fail("a pool was made"))
+    graphs = GraphSet.__new__(GraphSet)  # making one asks for a GPU
+    graphs.mode, graphs.fallback, graphs._arenas = mode, fallback, Arenas(torch.device("cpu"))
+    with graphs.arena("weights"):
+        torch.zeros(1)
