@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from foundryd.errors import DeadlineExceeded, OpListMismatch, PeerFailed, ProtocolError
+from foundryd.errors import DeadlineExceeded, DriverCallFailed, FoundrydError, OpListMismatch, PeerFailed, ProtocolError
 from foundryd.session.store import Store
 
 # fdy_comm_op_kind.
@@ -18,6 +18,7 @@ _KINDS = (
     "all-to-all", "gather", "scatter", "send", "recv",
 )  # fmt: skip
 _NONE = 0xFFFFFFFF
+_GLANCE = 0.01  # seconds to look for what is there already
 
 
 class Agreement:
@@ -36,22 +37,39 @@ class Agreement:
         Raises ``PeerFailed`` if a rank gave up instead, ``DeadlineExceeded`` if one stays silent.
         """
         self._store.set(self._key(phase, self._rank), msgpack.packb({"value": value}))
-        return [self._read(phase, rank) for rank in range(self._world)]
+        return [self._read(phase, rank, self._deadline) for rank in range(self._world)]
 
     def fail(self, phases: Sequence[str], reason: str) -> None:
         """Tells the others, in every phase that they may be waiting in, that this rank gave up."""
         for phase in phases:
             self._store.set(self._key(phase, self._rank), msgpack.packb({"failed": reason}))
 
+    def blame(self, phases: Sequence[str], error: FoundrydError) -> FoundrydError:
+        """``error``, or the ``PeerFailed`` behind a failed driver call: a rank that gives up takes its memory with it.
+
+        It says so before it lets go of anything.
+        """
+        if not isinstance(error, DriverCallFailed):
+            return error
+        for rank in range(self._world):
+            for phase in phases if rank != self._rank else ():
+                try:
+                    self._read(phase, rank, _GLANCE)
+                except PeerFailed as cause:
+                    return cause
+                except FoundrydError:
+                    continue
+        return error
+
     def _key(self, phase: str, rank: int) -> str:
         return f"foundryd/{self._scope}/{phase}/{rank}"
 
-    def _read(self, phase: str, rank: int) -> Any:
+    def _read(self, phase: str, rank: int, deadline: float) -> Any:
         try:
-            raw = self._store.get(self._key(phase, rank), self._deadline)
+            raw = self._store.get(self._key(phase, rank), deadline)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"rank {rank} did not reach phase {phase!r} within {self._deadline:.0f} s of rank {self._rank}: "
+                f"rank {rank} did not reach phase {phase!r} within {deadline:.0f} s of rank {self._rank}: "
                 "look at its log"
             ) from None
         try:

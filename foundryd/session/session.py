@@ -148,11 +148,14 @@ class Session:
         try:
             self._restore(agreement, connect)
         except FoundrydError as error:
+            cause = error if agreement is None else agreement.blame(_PHASES, error)
             if store is not None and self.plan.world > 1:
-                give_up(store, self._config, error)
+                give_up(store, self._config, cause)
             self._teardown()
             self._hook.release_held()
-            raise
+            if cause is error:
+                raise
+            raise cause from error
         self.restored = True
 
     def graph(self, key: Any) -> RestoredGraph:

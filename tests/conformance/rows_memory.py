@@ -163,7 +163,9 @@ def granularity(x: Bench) -> Any:
 
 @row("vmm.reserve_hint")
 def reserve_hint(x: Bench) -> Any:
-    """A free address is granted; a taken one gives another place, not an error; a crooked one is wrong."""
+    """A taken address gives another place, not an error; a crooked one is wrong.  So small a reservation may come out
+    elsewhere though its place is free: the driver has room by it for one of these.  `segment.wished` asks large ones.
+    """
     hint, size = 0x6100_0000_0000, 16 << 20
 
     def attempt(stack: contextlib.ExitStack, address: int) -> str:
@@ -249,7 +251,9 @@ def no_access(x: Bench) -> Any:
 
 @row("vmm.map_limits")
 def map_limits(x: Bench) -> Any:
-    """Where memory cannot be mapped.  No handle that was never given out, as in `vmm.create_limits`."""
+    """Where memory cannot be mapped, most of it not whole.  No handle that was never given out, as in
+    `vmm.create_limits`.
+    """
     with x.mapped(2 * GRANULE) as (base, memory):
         free_place = base + 4 * GRANULE
 

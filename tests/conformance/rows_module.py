@@ -157,7 +157,7 @@ for _call in (
 
 @row("disguised_node.added")
 def disguised_node(x: Bench) -> Any:
-    """A node whose `func` is a kernel: how it is added, and what it says of itself."""
+    """A node whose `func` is a kernel; if it can be added, what it says of itself."""
     kernel = x.kernel("add_value")
     added = cu.cuGraphAddKernelNode(x.graph(), [], 0, x.kernel_params(cu.CUfunction(int(kernel))))
     if code(added) != "SUCCESS":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -13,17 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import GRANULE, Bench, code, cu, ok, row
+from bench import GRANULE, Bench, CallFailed, code, cu, ok, row
 
 ARENAS, STRIDE = 0x6000_0000_0000, 256 << 30
 WINDOWS, FIRST_WINDOW = 64, ARENAS + 6 * STRIDE
 KIND = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-# Another process: one line in, one line out, a socket for descriptors.
+DEADLINE = 15.0  # seconds for one answer, within those of a row
+
+# Another process: one line in, one line out, a socket for descriptors.  Windows are reserved whole, as they are in use:
+# a small reservation need not come out where it is wished.
 CHILD = """
 import ctypes, json, os, socket, sys
 from bench import GRANULE, code, cu, ok
-from rows_sharing import KIND, access, properties
+from rows_sharing import KIND, STRIDE, access, properties
 
 ok(cu.cuInit(0))
 context = ok(cu.cuDevicePrimaryCtxRetain(0))
@@ -31,8 +35,8 @@ ok(cu.cuCtxSetCurrent(context))
 door = socket.socket(fileno=int(sys.argv[1]))
 
 def reserve(place):
-    got = int(ok(cu.cuMemAddressReserve(GRANULE, 0, place, 0)))
-    assert place in (0, got), hex(got)
+    got = int(ok(cu.cuMemAddressReserve(STRIDE if place else GRANULE, 0, place, 0)))
+    assert place in (0, got), f"{place:#x} came out at {got:#x}"
     return got
 
 def place_memory(base, memory):
@@ -68,7 +72,11 @@ def write(value):
 
 for line in sys.stdin:
     name, *arguments = json.loads(line)
-    print(json.dumps(globals()[name](*arguments)), flush=True)
+    try:
+        answer = {"is": globals()[name](*arguments)}
+    except Exception as error:
+        answer = {"failed": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), flush=True)
 """
 
 
@@ -102,20 +110,34 @@ class Other:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
+        self.told = ""
 
     def tell(self, *command: Any) -> None:
         """Starts a command; ``answer`` waits for its end."""
         assert self.process.stdin is not None
+        self.told = str(command[0])
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> Any:
+        """What it returned; raises with the reason if it failed, ended or does not answer."""
         assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        assert self.process.stderr is not None
+        if not select.select([self.process.stdout], [], [], DEADLINE)[0]:
+            raise CallFailed(f"the other process has not answered '{self.told}' for {DEADLINE:.0f} s")
+        line = self.process.stdout.readline()
+        if not line:
+            code, log = self.process.wait(DEADLINE), self.process.stderr.read()
+            raise CallFailed(f"the other process ended with {code} in '{self.told}': {log.strip()[-400:]}")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise CallFailed(f"the other process failed in '{self.told}': {answer['failed']}")
+        return answer["is"]
 
     def does(self, *command: Any) -> Any:
         self.tell(*command)

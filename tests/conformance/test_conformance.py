@@ -50,11 +50,11 @@ def crash(x: Bench): os.kill(os.getpid(), signal.SIGSEGV)
 
 @row("odd.raises")
 def raises(x: Bench):
-    with x.reserved(GRANULE, 0x610000000000): raise KeyError("midway")
+    with x.reserved(512 * GRANULE, 0x610000000000): raise KeyError("midway")
 
 @row("odd.same_place")
 def same_place(x: Bench):
-    with x.reserved(GRANULE, 0x610000000000) as base: return base
+    with x.reserved(512 * GRANULE, 0x610000000000) as base: return base
 
 @row("odd.in_its_tidying")
 def in_its_tidying(x: Bench): x.later.callback(os._exit, 3)

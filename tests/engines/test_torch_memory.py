@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
+from foundryd._native import _hook  # noqa: E402
 from foundryd.engines.torch.graphset import GraphSet  # noqa: E402
 from foundryd.engines.torch.memory import Arenas, Bound, check, describe  # noqa: E402
 from foundryd.errors import CaptureError, IdentityMismatch, LayoutDiverged, UsageError  # noqa: E402
@@ -138,33 +140,51 @@ def test_a_name_cannot_be_bound_twice():
         bound.add("a", {"b": torch.zeros(1)})
 
 
+def allocation(tensor, name, *, live=True):
+    """The hook's row for an allocation that begins a little before the tensor."""
+    row = np.zeros(1, _hook.allocation_dtype)
+    row["arena"], row["live"] = ARENAS.index(name), live
+    row["address"], row["bytes"] = tensor.data_ptr() - 512, 1 << 20
+    return row
+
+
 @pytest.mark.parametrize("name", ARENAS)
 def test_only_arenas_that_a_restoring_engine_fills_hold_bound_tensors(name):
     bound = Bound()
     tensor = torch.zeros(4)
     bound.add("x", tensor)
-    # The tensor's own address is taken to be in the middle of the arena.
-    base = tensor.data_ptr() - ARENAS.index(name) * STRIDE - STRIDE // 2
     if name in ("weights", "kv", "io", "host"):
-        bound.require_in_arenas(base, STRIDE)
+        bound.require_in_arenas(allocation(tensor, name))
     else:
-        with pytest.raises(CaptureError, match=f"'x' is bound and lies at {tensor.data_ptr():#x}, in {name}"):
-            bound.require_in_arenas(base, STRIDE)
+        with pytest.raises(CaptureError, match=f"'x' is bound and lies at {tensor.data_ptr():#x}, in the arena {name}"):
+            bound.require_in_arenas(allocation(tensor, name))
 
 
 def test_a_bound_tensor_outside_all_arenas_is_refused():
     bound = Bound()
     tensor = torch.zeros(4)
     bound.add("x", tensor)
-    for base in (tensor.data_ptr() + STRIDE, tensor.data_ptr() - len(ARENAS) * STRIDE):
-        with pytest.raises(CaptureError, match=r"'x' is bound and lies .* in no arena"):
-            bound.require_in_arenas(base, STRIDE)
+    beside = allocation(tensor, "kv")
+    beside["address"] += 4096
+    for allocations in (beside, allocation(tensor, "kv", live=False), beside[:0]):
+        with pytest.raises(CaptureError, match=r"'x' is bound and lies .* in the arena none"):
+            bound.require_in_arenas(allocations)
 
 
 def test_a_bound_tensor_without_elements_may_lie_anywhere():
     bound = Bound()
     bound.add("x", torch.zeros(3, 0))
-    bound.require_in_arenas(BASE, STRIDE)
+    bound.require_in_arenas(np.zeros(0, _hook.allocation_dtype))
+
+
+def test_a_tensor_that_moves_after_it_was_bound_is_named():
+    bound = Bound()
+    module = torch.nn.Linear(2, 3)
+    bound.add("model", module)
+    bound.recorded()
+    module.weight.data = torch.zeros(3, 2)
+    with pytest.raises(UsageError, match=r"'model\.weight' was float32 \[3, 2\] at 0x\w+ when it was bound and is"):
+        bound.recorded()
 
 
 @pytest.mark.parametrize("name", ["graph", "weight", ""])

@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 import select
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,23 +29,33 @@ CHILD = Path(__file__).parents[1] / "hook" / "child"
 FIRST_WINDOW, STRIDE = 0x600000000000 + 6 * (256 << 30), 256 << 30
 MIB = 1 << 20
 DEADLINE = 120.0  # seconds for one answer
+CYCLES = 1000
+# Device memory is given out in pages of 4 KiB at least, so a cycle that loses any loses this much in a thousand. The
+# driver's own tables grow by some 64 KiB meanwhile, once: so it did on an H200.
+LOST = CYCLES * 4096
 
 
 class Rank:
     """A process that runs ``child/ipcpeer.py``; its functions are called by name."""
 
-    def __init__(self, process):
+    def __init__(self, number, process):
+        self.number = number
         self.process = process
 
     def __getattr__(self, name):
         def call(*arguments):
             self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
             self.process.stdin.flush()
-            assert select.select([self.process.stdout], [], [], DEADLINE)[0], f"{name} did not end in time"
+            asked = f"rank {self.number}: {name}{arguments}"
+            if not select.select([self.process.stdout], [], [], DEADLINE)[0]:
+                pytest.fail(f"{asked} did not end within {DEADLINE:.0f} s")
             line = self.process.stdout.readline()
-            assert line, f"the process ended in {name}: {self.process.stderr.read()}"
+            if not line:
+                pytest.fail(f"{asked} ended the process with {self.process.wait(60)}: {self.process.stderr.read()}")
             answer = json.loads(line)
-            assert "failed" not in answer, f"{name}: {answer['failed']}"
+            if "failed" in answer:
+                reason = self.last_error() if name != "last_error" else ""
+                pytest.fail(f"{asked}: {answer['failed']}; the hook's last error: '{reason}'")
             return answer["is"]
 
         return call
@@ -59,7 +71,7 @@ def run_rank(rank, mode, device=0):
     command = [sys.executable, "-P", "-m", "ipcpeer"]
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            made = Rank(process)
+            made = Rank(rank, process)
             if made.devices() <= device:
                 pytest.skip(f"{made.devices()} GPU, and each of two ranks needs its own")
             made.start(device)
@@ -74,6 +86,20 @@ def ranks(request):
         yield first, second
 
 
+def assert_sees(reader, at, content, writer, written):
+    """The reader has at one address what the writer wrote to another; else with all that tells late from never."""
+    length = len(content) // 2
+    seen = reader.read(at, length)
+    if seen == content:
+        return
+    time.sleep(0.5)
+    pytest.fail(
+        f"rank {writer.number} wrote {content} to {written:#x}, and rank {reader.number} read {seen} at {at:#x}; half "
+        f"a second later it reads {reader.read(at, length)}, and the writer {writer.read(written, length)} at its own; "
+        f"windows of the reader: {reader.windows()}"
+    )
+
+
 def test_each_sees_what_the_other_writes_at_one_address(ranks):
     own = [rank.malloc(64 * MIB) for rank in ranks]
     assert own[0] == own[1]
@@ -85,11 +111,12 @@ def test_each_sees_what_the_other_writes_at_one_address(ranks):
     assert ranks[0].windows() == ranks[1].windows()
     for number, (here, there) in enumerate((ranks, ranks[::-1])):
         at = FIRST_WINDOW + (1 - number) * STRIDE  # of `there`
-        there.write(own[0] + 4096, "aabbccdd")
-        assert here.read(at + 4096, 4) == "aabbccdd"
-        here.write(at + 64 * MIB - 4, "01020304")
-        assert there.read(own[0] + 64 * MIB - 4, 4) == "01020304"
-        assert there.read(at + 64 * MIB - 4, 4) == "01020304"  # through its own window
+        first, last = 4096, 64 * MIB - 4
+        there.write(own[0] + first, "aabbccdd")
+        assert_sees(here, at + first, "aabbccdd", there, own[0] + first)
+        here.write(at + last, "01020304")
+        assert_sees(there, own[0] + last, "01020304", here, at + last)
+        assert_sees(there, at + last, "01020304", here, at + last)  # through its own window
         here.write(at, "00" * 4)
 
 
@@ -99,18 +126,29 @@ def test_kernels_write_into_a_peer(ranks):
     own = exporter.malloc(8 * MIB)
     at = importer.open_handle(exporter.get(own))
     importer.fill(at, 0x5A, 8 * MIB)
-    assert exporter.read(own + 8 * MIB - 8, 8) == "5a" * 8
+    assert_sees(exporter, own + 8 * MIB - 8, "5a" * 8, importer, at + 8 * MIB - 8)
 
 
 def test_a_thousand_cycles_leave_nothing_behind(ranks):
+    """What is free on a device is for all its programs to change, so that the middle of three rounds counts."""
     exporter, importer = ranks
     handle = exporter.get(exporter.malloc(64 * MIB))
     importer.close(importer.open_handle(handle))
-    before = exporter.descriptors(), exporter.free_memory_now()
-    descriptors, mappings, memory = importer.cycles(handle, 1000)
-    assert (descriptors, memory) == (0, 0)
-    assert mappings < 20
-    assert (exporter.descriptors(), exporter.free_memory_now()) == before
+    files, rounds, exporters = exporter.descriptors(), [], []
+    for _ in range(3):
+        before = exporter.free_memory_now()
+        rounds.append(importer.cycles(handle, CYCLES))
+        exporters.append(exporter.free_memory_now() - before)
+    descriptors, mappings, memory = zip(*rounds, strict=True)
+    assert descriptors == (0, 0, 0)
+    # The exporter closes its end of a connection when it finds that the importer has.
+    deadline = time.monotonic() + 10
+    while (left := exporter.descriptors()) > files and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left <= files
+    assert all(more < 20 for more in mappings), f"mappings more after each round: {mappings}"
+    for whose, change in (("importer", memory), ("exporter", exporters)):
+        assert abs(statistics.median(change)) < LOST // 2, f"free memory of the {whose}'s device changed by {change}"
 
 
 def test_what_was_freed_cannot_be_opened_and_what_was_open_stays(ranks):

@@ -172,12 +172,13 @@ def expected_after(rounds: int) -> list[list[list[int]]]:
     ]
 
 
-@pytest.mark.parametrize("mixing", ["1", "0"])
+@pytest.mark.parametrize(("mixing", "splice"), [("1", "inline"), ("0", "inline"), ("1", "child")])
 def test_reissued_collectives_compute_between_processes(
-    hooked: Any, graph_prelude: str, tmp_path: Path, mixing: str
+    hooked: Any, graph_prelude: str, tmp_path: Path, mixing: str, splice: str
 ) -> None:
     captured = hooked.graphs(CAPTURE, preload=[_native.fake_nccl()])
-    ranks = run_pair(hooked, source_of(RESTORE, graph_prelude), captured, tmp_path, NCCL_GRAPH_MIXING_SUPPORT=mixing)
+    env = {"NCCL_GRAPH_MIXING_SUPPORT": mixing, "FOUNDRYD_SPLICE": splice}
+    ranks = run_pair(hooked, source_of(RESTORE, graph_prelude), captured, tmp_path, **env)
     expected = expected_after(20)
     for rank, found in enumerate(ranks):
         assert found["words"][:8] == expected[rank]
@@ -191,6 +192,10 @@ def test_reissued_collectives_compute_between_processes(
         assert found["captures"] == [0, 13]
         assert [1, 1] in found["owners"]
         assert [0, 1] in found["owners"]
+        if splice == "child":
+            assert found["types"].count("CU_GRAPH_NODE_TYPE_GRAPH") == 13
+            assert len(found["types"]) == 3 + 13
+            continue
         kernels = found["types"].count("CU_GRAPH_NODE_TYPE_KERNEL")
         waits = found["types"].count("CU_GRAPH_NODE_TYPE_WAIT_EVENT")
         assert kernels == 3 + 13
@@ -293,3 +298,26 @@ def test_a_graph_of_anything_else_goes_in_as_a_child(hooked: Any) -> None:
     )
     # One after the other although nothing in the graph says so: at most one of a communicator at a time.
     assert found == [[4, 4], [[0, 1]], [1, 2, 3, 4]]
+
+
+def test_another_way_of_splicing_is_refused_by_name(hooked: Any) -> None:
+    found = hooked.graphs(
+        """
+        from ncclkit import Nccl
+        start()
+        nccl, memory = Nccl(), malloc(4096)
+        comm = nccl.init(2, 0)
+        ops = np.zeros(1, _hook.comm_op_dtype)
+        ops["count"], ops["datatype"], ops["send"], ops["recv"] = 4, 5, memory, memory + 512
+        small = hook.comm_reissue(ops)
+        nodes = np.zeros(1, _hook.node_dtype)
+        nodes["type"], nodes["comm_group"] = 5, 0
+        graph = _hook.GraphArrays(nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype),
+                                  np.zeros(0, np.uint8))
+        answer(refusal(lambda: hook.build_graph(graph, np.zeros(0, np.uint64), [small])))
+        """,
+        "restore",
+        preload=[_native.fake_nccl()],
+        env={"FOUNDRYD_SPLICE": "sideways"},
+    )
+    assert "FOUNDRYD_SPLICE is 'sideways'" in found[1]

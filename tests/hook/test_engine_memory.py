@@ -189,6 +189,75 @@ def test_calls_on_such_memory_answer_as_the_bare_driver(hooked: Any) -> None:
         assert hooked.python(SAME_AS_DRIVER, mode) == bare
 
 
+def test_nothing_can_be_done_where_the_program_has_reserved_nothing(hooked: Any) -> None:
+    """Nor across the end of what it has, though all of it is one reservation to the driver."""
+    bare, captured = (
+        hooked.python(
+            PRELUDE
+            + """
+soft.start()
+first, second = sorted(reserve(4 << 20) for _ in range(2))
+given, size = fdy.given(), 2 << 20
+gap = given or first + (4 << 20)
+memory = soft.ok(cu.cuMemCreate(size, properties(), 0))
+whole = soft.ok(cu.cuMemCreate(4 << 20, properties(), 0))
+calls = [cu.cuMemMap(gap, size, 0, memory, 0), cu.cuMemMap(first + size, 4 << 20, 0, whole, 0),
+         cu.cuMemMap(second - size, 4 << 20, 0, whole, 0), cu.cuMemUnmap(gap, size),
+         cu.cuMemUnmap(first + size, 4 << 20), cu.cuMemSetAccess(gap, size, [access()], 1),
+         cu.cuMemAddressFree(gap, size), cu.cuMemAddressFree(first, second + size * 2 - first), cu.cuMemFree(gap)]
+soft.ok(cu.cuMemMap(first, size, 0, memory, 0))
+calls += [cu.cuMemAddressFree(first, 4 << 20), cu.cuMemUnmap(first, size), cu.cuMemAddressFree(first, 4 << 20),
+          cu.cuMemMap(first, size, 0, memory, 0)]
+fdy.answer([c[0].name for c in calls])
+""",
+            mode,
+            given=given,
+        )
+        for mode, given in ((None, 0x6F0000000000), ("capture", None))
+    )
+    assert captured == bare
+    assert [i for i, name in enumerate(bare) if name == "CUDA_SUCCESS"] == [10, 11]
+    assert set(bare) == {"CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"}
+
+
+def test_a_place_is_had_again_however_small_and_whatever_was_reserved_in_between(hooked: Any) -> None:
+    """The driver itself serves small reservations elsewhere while it has room by it, and what was freed by chance."""
+    places = hooked.python(
+        PRELUDE
+        + """
+soft.start()
+out = []
+for size in (SMALL, TORCH, SMALL, 16 << 20):
+    place = reserve(size)
+    soft.ok(cu.cuMemAddressFree(place, size))
+    other = soft.ok(cu.cuMemHostAlloc(SMALL, 0))
+    out.append(place)
+fdy.answer(out)
+""",
+        "capture",
+    )
+    assert places == [zone(DEFAULT)] * 4
+
+
+@pytest.mark.parametrize("stride", [4 << 20, 16 << 20])
+def test_spaces_so_small_that_the_driver_has_room_for_them_lie_where_they_must(hooked: Any, stride: int) -> None:
+    """The arenas, and the window of a rank."""
+    base, place, opened = hooked.python(
+        PRELUDE
+        + """
+from ipcpeer import get, open_handle
+soft.start()
+place = soft.malloc(2000)
+fdy.answer([fdy.report().arena_base, place, open_handle(get(place)) if fdy.given() else 0])
+""",
+        "capture",
+        given=stride >= 16 << 20,  # else a window has no room for a granule
+        env={"FOUNDRYD_ARENA_STRIDE": str(stride)},
+    )
+    assert base == place == BASE
+    assert opened == (BASE + 6 * stride if stride >= 16 << 20 else 0)
+
+
 def test_memory_of_the_arenas_is_plain_memory_to_these_calls(hooked: Any) -> None:
     codes, content = hooked.python(
         PRELUDE

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from foundryd._native import _hook
-from foundryd.errors import DeadlineExceeded, OpListMismatch, PeerFailed, ProtocolError
+from foundryd.errors import (
+    DeadlineExceeded,
+    DriverCallFailed,
+    LayoutDiverged,
+    OpListMismatch,
+    PeerFailed,
+    ProtocolError,
+)
 from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 
 
@@ -129,3 +136,17 @@ def test_ops_that_two_ranks_do_not_share_are_not_compared():
     mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))
     other = describe_ops(ops({"kind": 0, "count": 99}), lambda _: (2, 3))
     check_op_lists(mine, 0, [mine, mine, other, other])
+
+
+def test_a_driver_call_that_failed_because_a_peer_gave_up_is_the_peer_s_failure():
+    store = MemoryStore()
+    ranks = [Agreement(store, r, 3, scope="g/0", deadline=5.0) for r in range(3)]
+    call, layout = DriverCallFailed("cuIpcOpenMemHandle failed"), LayoutDiverged("allocation 3 is larger")
+    assert ranks[0].blame(("ops", "done"), call) is call
+    ranks[2].fail(("ops", "done"), "its memory diverged")
+    cause = ranks[0].blame(("ops", "done"), call)
+    assert isinstance(cause, PeerFailed)
+    assert "rank 2 gave up" in str(cause)
+    assert "its memory diverged" in str(cause)
+    assert ranks[0].blame(("ops", "done"), layout) is layout
+    assert ranks[2].blame(("ops", "done"), call) is call

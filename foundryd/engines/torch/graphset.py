@@ -110,6 +110,7 @@ class GraphSet(graphset.GraphSet):
             torch.cuda.synchronize(self.device)
         super().close()
         self._registered.clear()
+        self._bound.clear()
         if self._world is not None:
             self._world.leave()
 
@@ -160,8 +161,7 @@ class GraphSet(graphset.GraphSet):
 
     def _write_recording(self, vary: Callable[[int], None] | None) -> None:
         if self._hook is not None:
-            report = self._hook.report()
-            self._bound.require_in_arenas(report.arena_base, report.arena_stride)
+            self._bound.require_in_arenas(self._hook.allocations())
         # What nothing uses any more need not be held.
         gc.collect()
         torch.cuda.synchronize(self.device)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from foundryd.errors import CaptureError, LayoutDiverged, UsageError
@@ -69,7 +70,7 @@ class Bound:
     """Tensors that the engine named: each must have the address and form that it had when graphs were captured."""
 
     def __init__(self) -> None:
-        self._tensors: dict[str, list[Any]] = {}
+        self._tensors: dict[str, tuple[torch.Tensor, list[Any]]] = {}  # with what they were when they were bound
 
     def add(self, name: str, thing: torch.Tensor | torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         """Takes in a tensor, a module's parameters and buffers, or tensors by name."""
@@ -83,23 +84,43 @@ class Bound:
             full = f"{name}.{part}" if part else name
             if full in self._tensors:
                 raise UsageError(f"the name {full!r} was bound twice: give every tensor a name of its own")
-            self._tensors[full] = describe(tensor)
+            self._tensors[full] = (tensor, describe(tensor))
 
     def recorded(self) -> dict[str, list[Any]]:
-        """The tensors by name."""
-        return dict(self._tensors)
+        """The tensors by name, as they are now; raises ``UsageError`` if one has moved since it was bound."""
+        for name, (tensor, before) in self._tensors.items():
+            now = describe(tensor)
+            if now != before:
+                raise UsageError(
+                    f"the tensor {name!r} was {_shown(before)} when it was bound and is {_shown(now)} now: bind it "
+                    "when it is where it stays"
+                )
+        return {name: before for name, (_, before) in self._tensors.items()}
 
-    def require_in_arenas(self, base: int, stride: int) -> None:
-        """Raises ``CaptureError`` if a named tensor lies where a restoring engine would not put it again."""
-        allowed = {ARENAS.index(name) for name in (*FILLED, "host")}
-        for name, (address, shape, _, _) in self._tensors.items():
-            place = (address - base) // stride
-            if 0 not in shape and place not in allowed:
-                where = ARENAS[place] if 0 <= place < len(ARENAS) else "no arena"
+    def require_in_arenas(self, allocations: np.ndarray) -> None:
+        """Raises ``CaptureError`` if a named tensor lies where a restoring engine would not put it again.
+
+        ``allocations`` are the hook's, of every arena.
+        """
+        live = np.sort(allocations[allocations["live"] == 1], order="address")
+        for name, (address, shape, _, _) in self.recorded().items():
+            place = int(np.searchsorted(live["address"], np.uint64(address), side="right")) - 1
+            inside = place >= 0 and address < int(live["address"][place]) + int(live["bytes"][place])
+            where = ARENAS[int(live["arena"][place])] if inside else "none"
+            if 0 not in shape and where not in (*FILLED, "host"):
                 raise CaptureError(
-                    f"the tensor {name!r} is bound and lies at {address:#x}, in {where}: make it inside "
+                    f"the tensor {name!r} is bound and lies at {address:#x}, in the arena {where}: make it inside "
                     f"graphs.arena(name) with one of {', '.join(FILLED)}"
                 )
+
+    def clear(self) -> None:
+        """Lets go of the tensors."""
+        self._tensors.clear()
+
+
+def _shown(described: list[Any]) -> str:
+    address, shape, _, dtype = described
+    return f"{dtype} {shape} at {address:#x}"
 
 
 def check(recorded: Mapping[str, Any], bound: Mapping[str, list[Any]], blocks: Mapping[str, list[list[int]]]) -> None:

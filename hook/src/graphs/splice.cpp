@@ -2,9 +2,12 @@
 #include "graphs/splice.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
 
 #include "support/driver.h"
+#include "support/error.h"
 
 namespace foundryd::graphs {
 namespace {
@@ -13,6 +16,14 @@ struct Collective {
   CUgraphNode kernel = nullptr;
   std::vector<CUgraphNode> waits, records;
 };
+
+// FOUNDRYD_SPLICE: `inline` (the default) or `child`, to compare the two.
+bool as_child_always() {
+  const char *text = std::getenv("FOUNDRYD_SPLICE");
+  if (!text || !*text || !std::strcmp(text, "inline")) return false;
+  if (!std::strcmp(text, "child")) return true;
+  throw Error(FDY_ERROR_INVALID, "FOUNDRYD_SPLICE is '%s', not 'inline' or 'child': unset it or correct it", text);
+}
 
 // The parts of a small graph, if it is nothing but waits, one kernel and records.
 std::optional<Collective> take_apart(CUgraph small) {
@@ -56,7 +67,7 @@ CUgraphNode copy_kernel(CUgraph target, CUgraphNode source) {
 
 Spliced splice(CUgraph target, CUgraph small) {
   Spliced out{};
-  const std::optional<Collective> parts = take_apart(small);
+  const std::optional<Collective> parts = as_child_always() ? std::nullopt : take_apart(small);
   if (!parts) {
     FDY_CU(cuGraphAddChildGraphNode, &out.body, target, nullptr, 0, small);
     out.heads = out.tails = out.made = {out.body};

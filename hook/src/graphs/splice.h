@@ -4,7 +4,8 @@
 //
 // A communication library's collective is: wait for the communicator's event, run the kernel, record the event.  These
 // nodes are added one by one, and whoever depends on the collective depends on its kernel, as in a native capture.
-// Anything else (host nodes that feed a proxy, several kernels) goes in whole, as a child graph.
+// Anything else (host nodes that feed a proxy, several kernels) goes in whole, as a child graph; with
+// FOUNDRYD_SPLICE=child everything does.
 #ifndef FOUNDRYD_HOOK_GRAPHS_SPLICE_H
 #define FOUNDRYD_HOOK_GRAPHS_SPLICE_H
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,9 @@ namespace {
 using Long = unsigned long long;
 
 constexpr uint64_t kUserSpace = 1ull << 47;
+constexpr uint64_t kLargeReservation = 1ull << 30;
+constexpr size_t kSmallAttempts = 64;
+constexpr size_t kLargeAttempts = 2;
 
 uint64_t number_from(const char *name, uint64_t otherwise) {
   const char *text = std::getenv(name);
@@ -90,11 +94,24 @@ void map_memory(Extent extent, const Memory &memory, CUdevice device) {
   throw Error::driver(accessible, "cuMemSetAccess");
 }
 
+Reservation reserve_exactly(Extent extent, uint64_t alignment) {
+  // What came out elsewhere is kept until then, so that the driver does not give it again.
+  std::array<CUdeviceptr, kSmallAttempts> elsewhere{};
+  const size_t attempts = extent.bytes < kLargeReservation ? kSmallAttempts : kLargeAttempts;
+  size_t count = 0;
+  Reservation out{CUDA_SUCCESS, 0};
+  while (count < attempts) {
+    out.result = FDY_CU_RESULT(cuMemAddressReserve, &out.address, extent.bytes, alignment, extent.base, 0);
+    if (out.result != CUDA_SUCCESS || out.address == extent.base) break;
+    elsewhere[count++] = out.address;
+  }
+  for (size_t i = 0; i < count; ++i) FDY_CU_RESULT(cuMemAddressFree, elsewhere[i], extent.bytes);
+  return out;
+}
+
 void Backing::reserve(const Space &space) {
-  CUdeviceptr got = 0;
-  const CUresult result = FDY_CU_RESULT(cuMemAddressReserve, &got, space.device_bytes(), 0, space.base, 0);
+  const auto [result, got] = reserve_exactly({space.base, space.device_bytes()});
   if (result != CUDA_SUCCESS || got != space.base) {
-    if (result == CUDA_SUCCESS) FDY_CU_RESULT(cuMemAddressFree, got, space.device_bytes());
     throw Error(FDY_ERROR_MEMORY,
                 "the arenas' address space came out at 0x%llx (CUresult %d) and not at 0x%llx, so something else lies "
                 "there: set FOUNDRYD_ARENA_BASE to another address and capture again",
@@ -136,10 +153,9 @@ void Backing::bind(CUdevice device) {
 
 void Backing::reserve_at(Extent extent) {
   RelaxedCapture relaxed;
-  CUdeviceptr got = 0;
-  FDY_CU(cuMemAddressReserve, &got, extent.bytes, 0, extent.base, 0);
+  const auto [result, got] = reserve_exactly(extent);
+  driver::check(result, "cuMemAddressReserve");
   if (got == extent.base) return;
-  FDY_CU_RESULT(cuMemAddressFree, got, extent.bytes);
   throw Error(FDY_ERROR_MEMORY,
               "a reservation of %llu bytes came out at 0x%llx and not at 0x%llx, so something else lies there: set "
               "FOUNDRYD_ARENA_BASE to another address and capture again",

@@ -49,6 +49,16 @@ class Memory {
   CUmemGenericAllocationHandle handle_;
 };
 
+// Where address space came out, if it did; what came out elsewhere is given back already.
+struct Reservation {
+  CUresult result;
+  CUdeviceptr address;
+};
+
+// Reserves at this very place, if that is free.  The driver serves small reservations from space that it has by it,
+// wherever they are wished, so it is asked again while it does.
+Reservation reserve_exactly(Extent extent, uint64_t alignment = 0);
+
 // Maps memory into reserved space, for `device` to read and write.  Leaves nothing behind if it throws.
 void map_memory(Extent extent, const Memory &memory, CUdevice device);
 

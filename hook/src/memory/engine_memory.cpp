@@ -2,6 +2,9 @@
 //
 // Memory that an engine maps itself into address space that it reserved, as PyTorch's expandable segments do.  The
 // arenas choose the place of each reservation and record what is mapped there; all else is the driver's.
+//
+// An arena's space for reservations is taken whole with the first one, and never given back: an H200 does not give a
+// place that has been freed, or a small one, whenever it is asked for it.
 #include "memory/state.h"
 #include "support/driver.h"
 #include "support/mode.h"
@@ -17,9 +20,15 @@ void Arenas::keep_reservations_locked() {
     const Extent zone = arena.reservations.zone();
     const uint64_t high = arena.recorded.high_water(zone);
     if (high == 0) continue;
-    backing_.reserve_at({zone.base, high - zone.base});
+    keep_zone_locked(arena);
     arena.reservations.raise_floor(high);
   }
+}
+
+void Arenas::keep_zone_locked(Arena &arena) {
+  if (arena.zone_kept) return;
+  backing_.reserve_at(arena.reservations.zone());
+  arena.zone_kept = true;
 }
 
 bool Arenas::serves_reservations() {
@@ -41,7 +50,7 @@ uint64_t Arenas::reserve(fdy_arena which, uint64_t bytes, uint64_t alignment) {
   Arena &arena = arenas_[which];
   const uint64_t address = arena.reservations.place(bytes, alignment);
   try {
-    backing_.reserve_at({address, bytes});
+    keep_zone_locked(arena);
   } catch (...) {
     arena.reservations.release(address);
     throw;
@@ -49,16 +58,34 @@ uint64_t Arenas::reserve(fdy_arena which, uint64_t bytes, uint64_t alignment) {
   return address;
 }
 
+CUresult Arenas::unreserve(uint64_t address, uint64_t bytes) {
+  std::lock_guard guard(lock_);
+  Arena *arena = arena_of_locked(address);
+  const auto found = arena ? arena->reservations.around(address) : std::nullopt;
+  if (!found || found->base != address || found->bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto piece = arena->live.lower_bound(address);
+  if (piece != arena->live.end() && piece->first < found->end()) return CUDA_ERROR_INVALID_VALUE;
+  arena->reservations.release(address);
+  return CUDA_SUCCESS;
+}
+
 bool Arenas::reservable(uint64_t address) const noexcept {
   return !forked_with_contexts() && state_.load(std::memory_order_acquire) == State::ready &&
          !space_.contains(address) && space_.arena_of(address) != FDY_ARENA_COUNT;
 }
 
-bool Arenas::reserved(uint64_t address) noexcept {
+bool Arenas::keeps_space_around(uint64_t address) noexcept {
   if (!reservable(address)) return false;
   std::lock_guard guard(lock_);
   const Arena *arena = arena_of_locked(address);
-  return arena && arena->reservations.around(address);
+  return arena && arena->zone_kept && arena->reservations.zone().contains(address);
+}
+
+std::optional<Extent> Arenas::reservation(uint64_t address) noexcept {
+  if (!reservable(address)) return std::nullopt;
+  std::lock_guard guard(lock_);
+  const Arena *arena = arena_of_locked(address);
+  return arena ? arena->reservations.around(address) : std::nullopt;
 }
 
 void Arenas::mapped(uint64_t address, uint64_t bytes) {
@@ -84,13 +111,6 @@ void Arenas::forget_pieces_locked(Arena &arena, Extent extent) {
 void Arenas::unmapped(uint64_t address, uint64_t bytes) {
   std::lock_guard guard(lock_);
   if (Arena *arena = arena_of_locked(address)) forget_pieces_locked(*arena, {address, bytes});
-}
-
-void Arenas::unreserved(uint64_t address) {
-  std::lock_guard guard(lock_);
-  Arena *arena = arena_of_locked(address);
-  if (!arena) return;
-  if (const auto freed = arena->reservations.release(address)) forget_pieces_locked(*arena, *freed);
 }
 
 }  // namespace foundryd::memory

@@ -52,6 +52,15 @@ bool answer(CUpointer_attribute attribute, const Range &range, void *into) {
   }
 }
 
+// What an engine mapped itself, the driver knows as such, but for the bounds of its reservation: that is a part of what
+// the arenas keep.
+void narrow(CUpointer_attribute attribute, uint64_t address, void *into) {
+  if (attribute != CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && attribute != CU_POINTER_ATTRIBUTE_RANGE_SIZE) return;
+  if (*static_cast<const uint64_t *>(into) == 0) return;  // nothing is mapped there
+  if (const auto found = Arenas::instance().reservation(address))
+    answer(attribute, Range{found->base, found->bytes, 0}, into);
+}
+
 }  // namespace
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
@@ -64,7 +73,11 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t 
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
-  if (!overriding() || !data || !ours(address)) return FDY_NEXT(cuPointerGetAttribute, data, attribute, address);
+  if (!overriding() || !data || !ours(address)) {
+    const CUresult result = FDY_NEXT(cuPointerGetAttribute, data, attribute, address);
+    if (result == CUDA_SUCCESS && overriding()) narrow(attribute, address, data);
+    return result;
+  }
   const auto range = range_of(address);
   if (!range) return CUDA_ERROR_INVALID_VALUE;
   if (answer(attribute, *range, data)) return CUDA_SUCCESS;
@@ -75,8 +88,10 @@ FDY_OVERRIDE CUresult CUDAAPI cuPointerGetAttributes(unsigned int number, CUpoin
                                                      CUdeviceptr address) {
   const CUresult result = FDY_NEXT(cuPointerGetAttributes, number, attributes, data, address);
   if (result != CUDA_SUCCESS || !overriding()) return result;
-  // What an engine mapped itself, the driver knows as such.
-  if (!ours(address)) return result;
+  if (!ours(address)) {
+    for (unsigned int i = 0; i < number; ++i) narrow(attributes[i], address, data[i]);
+    return result;
+  }
   if (const auto range = range_of(address))
     for (unsigned int i = 0; i < number; ++i) answer(attributes[i], *range, data[i]);
   return result;

@@ -74,7 +74,7 @@ void Arenas::make_arenas_locked() {
   for (uint32_t i = 0; i < FDY_ARENA_COUNT; ++i) {
     const auto id = static_cast<fdy_arena>(i);
     const Extent behind = id == FDY_ARENA_HOST ? Extent{0, 0} : space_.reservations_of(id);
-    Arena arena{id, placement_of(space_, id), Recorded(id), {}, 0, {}, {}, Reservations(behind)};
+    Arena arena{id, placement_of(space_, id), Recorded(id), {}, 0, {}, {}, Reservations(behind), false};
     arena.recorded.set(layout_[i]);
     if (const uint64_t high = arena.recorded.high_water(arena.placement.span())) arena.placement.raise_floor(high);
     made.push_back(std::move(arena));

@@ -46,6 +46,7 @@ struct Arena {
   std::map<uint64_t, Live> live;
   std::vector<PendingFree> pending;
   Reservations reservations;
+  bool zone_kept = false;  // the reservations' zone is this process's, for good
 };
 
 // Memory behind an allocation, with what else is mapped by the same handle.
@@ -88,17 +89,20 @@ class Arenas {
   // Whether address space that the calling thread reserves is an arena's.  Throws Error in capture mode if it must be
   // and cannot.
   bool serves_reservations();
-  // Address space behind `arena`, of the driver's own making, at a place of the arena's sequence.  Throws Error.
+  // Address space behind `arena`, at a place of the arena's sequence.  Throws Error.
   uint64_t reserve(fdy_arena arena, uint64_t bytes, uint64_t alignment);
+  // Gives such a place back, as cuMemAddressFree does: whole, and with nothing mapped.
+  CUresult unreserve(uint64_t address, uint64_t bytes);
   // Whether the address lies where only `reserve` gives space.
   bool reservable(uint64_t address) const noexcept;
-  // Whether it lies in space that `reserve` gave.
-  bool reserved(uint64_t address) noexcept;
-  // After the driver did it to reserved space.  `unmapped` and `unreserved` forget every piece that they touch.
+  // Whether what lies around it is all `reserve`'s to give: the driver does not know who may map there.
+  bool keeps_space_around(uint64_t address) noexcept;
+  // The space around it that `reserve` gave.
+  std::optional<Extent> reservation(uint64_t address) noexcept;
+  // After the driver did it to reserved space.  `unmapped` forgets every piece that it touches.
   void mapped(uint64_t address, uint64_t bytes);
   void unmapped(uint64_t address, uint64_t bytes);
-  void unreserved(uint64_t address);
-  // Held while the driver changes reserved space and until the change is recorded.
+  // Held while reserved space changes and until the change is recorded.
   std::mutex &reserved_space() { return reserved_space_; }
 
   // --- from the table ---
@@ -119,6 +123,7 @@ class Arenas {
   static void after_fork_in_child();
   void reserve_locked() noexcept;
   void keep_reservations_locked();
+  void keep_zone_locked(Arena &arena);
   void make_arenas_locked();
   void fail_locked(const Error &error) noexcept;
   void drain(Arena &arena);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Overrides: virtual memory that an engine manages itself.  Only the place of its reservations is the hook's choice;
-// handles, mappings and access are the driver's affair, and what is mapped is recorded as an allocation.
+// Overrides: virtual memory that an engine manages itself.  Its reservations are the hook's; handles, mappings and
+// access are the driver's affair, and what is mapped is recorded as an allocation.
 #include "interpose/concepts.h"
 #include "memory/rows.h"
 #include "support/log.h"
@@ -11,15 +11,17 @@ using namespace foundryd::memory;
 
 namespace {
 
-// What the driver has to say about `real` where the arenas' reservations are concerned; after a success, `note`.
+// What the driver has to say about `real` inside a reservation of the arenas'; after a success, `note`.
 template <class Real, class Note>
-CUresult in_reserved_space(CUdeviceptr address, Real &&real, Note &&note) {
+CUresult in_reserved_space(CUdeviceptr address, size_t bytes, Real &&real, Note &&note) {
   Arenas &arenas = Arenas::instance();
   if (arenas.contains(address)) return CUDA_ERROR_INVALID_VALUE;  // to the program, that is plain memory
   if (!arenas.reservable(address)) return real();
   std::lock_guard guard(arenas.reserved_space());
-  // A held range that the program has no part in is as if it were not there.
-  if (!arenas.reserved(address)) return arenas.find(address) ? CUDA_ERROR_INVALID_VALUE : real();
+  if (!arenas.keeps_space_around(address)) return real();
+  // To the program, what it has not reserved is as if it were not there; to the driver, all of it is one reservation.
+  const auto around = arenas.reservation(address);
+  if (!around || bytes > around->end() - address) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = real();
   if (result == CUDA_SUCCESS) note(arenas);
   return result;
@@ -39,10 +41,11 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t b
     // The driver says what is wrong with the rest.
     if (!valid || !arenas.serves_reservations()) return real(wish);
     if (wish && !arenas.contains(wish) && !arenas.reservable(wish)) {
-      const CUresult result = real(wish);
       // An address that the engine knows by itself is the same in every process.
-      if (result != CUDA_SUCCESS || *address == wish) return result;
-      FDY_CU(cuMemAddressFree, *address, bytes);
+      const Reservation made = reserve_exactly({wish, bytes}, alignment);
+      if (made.result != CUDA_SUCCESS) return made.result;
+      *address = made.address;
+      if (made.address == wish) return CUDA_SUCCESS;
     }
     std::lock_guard guard(arenas.reserved_space());
     try {
@@ -59,8 +62,13 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t b
 FDY_OVERRIDE CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   const auto real = [&] { return FDY_NEXT(cuMemAddressFree, address, bytes); };
   if (!overriding()) return real();
-  return guard_driver(
-      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unreserved(address); }); });
+  return guard_driver([&] {
+    Arenas &arenas = Arenas::instance();
+    if (arenas.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+    if (!arenas.keeps_space_around(address)) return real();
+    std::lock_guard guard(arenas.reserved_space());
+    return arenas.unreserve(address, bytes);
+  });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
@@ -68,14 +76,15 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t
   const auto real = [&] { return FDY_NEXT(cuMemMap, address, bytes, offset, memory, flags); };
   if (!overriding()) return real();
   return guard_driver(
-      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.mapped(address, bytes); }); });
+      [&] { return in_reserved_space(address, bytes, real, [&](Arenas &arenas) { arenas.mapped(address, bytes); }); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   const auto real = [&] { return FDY_NEXT(cuMemUnmap, address, bytes); };
   if (!overriding()) return real();
-  return guard_driver(
-      [&] { return in_reserved_space(address, real, [&](Arenas &arenas) { arenas.unmapped(address, bytes); }); });
+  return guard_driver([&] {
+    return in_reserved_space(address, bytes, real, [&](Arenas &arenas) { arenas.unmapped(address, bytes); });
+  });
 }
 
 namespace foundryd::memory {

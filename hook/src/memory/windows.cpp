@@ -188,10 +188,8 @@ void Windows::reserve_locked(const Space &space, uint32_t rank) {
   const uint64_t bit = 1ull << rank;
   if (reserved_.load(std::memory_order_relaxed) & bit) return;
   const Extent window = window_of(space, rank);
-  CUdeviceptr got = 0;
-  const CUresult result = FDY_CU_RESULT(cuMemAddressReserve, &got, window.bytes, 0, window.base, 0);
+  const auto [result, got] = reserve_exactly(window);
   if (result != CUDA_SUCCESS || got != window.base) {
-    if (result == CUDA_SUCCESS) FDY_CU_RESULT(cuMemAddressFree, got, window.bytes);
     throw Error(
         FDY_ERROR_MEMORY,
         "the window of rank %u came out at 0x%llx (CUresult %d) and not at 0x%llx, so something else lies there: "

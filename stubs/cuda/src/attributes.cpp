@@ -18,10 +18,8 @@ bool is_node_attribute(CUlaunchAttributeID id) {
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
     case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
     case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-    case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING:
       return true;
     default:
       return false;
@@ -31,9 +29,6 @@ bool is_node_attribute(CUlaunchAttributeID id) {
 void check_node_attribute(CUlaunchAttributeID id, const CUlaunchAttributeValue &value) {
   require(is_node_attribute(id));
   switch (id) {
-    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-      require(value.cooperative == 0 || value.cooperative == 1);
-      return;
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
       require(value.clusterSchedulingPolicyPreference <= CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING);
       return;
@@ -46,9 +41,6 @@ void check_node_attribute(CUlaunchAttributeID id, const CUlaunchAttributeValue &
     case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
       require(static_cast<int>(value.sharedMemCarveout) >= -1 && static_cast<int>(value.sharedMemCarveout) <= 100);
       return;
-    case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING:
-      require(value.nvlinkUtilCentricScheduling == 0, CUDA_ERROR_NOT_SUPPORTED);
-      return;
     default:
       return;
   }
@@ -59,7 +51,6 @@ namespace {
 CUlaunchAttributeValue default_value(CUlaunchAttributeID id) {
   CUlaunchAttributeValue value{};
   if (id == CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP) value.memSyncDomainMap = {0, 1};
-  if (id == CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) value.sharedMemCarveout = ~0u;
   return value;
 }
 
@@ -70,7 +61,6 @@ size_t used_bytes(CUlaunchAttributeID id) {
     case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
       return sizeof(value->accessPolicyWindow);
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
       return sizeof(value->clusterDim);
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
       return sizeof(value->memSyncDomainMap);
@@ -82,6 +72,12 @@ size_t used_bytes(CUlaunchAttributeID id) {
 }
 
 }  // namespace
+
+void check_node_attributes(const KernelWork &work, const Attributes &attributes) {
+  check_attributes(work, attributes);
+  const auto cooperative = attributes.find(CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+  require(cooperative == attributes.end() || cooperative->second.cooperative == 0 || !work.arguments->from_extra);
+}
 
 CUlaunchAttributeValue clean_attribute(CUlaunchAttributeID id, const CUlaunchAttributeValue &value) {
   CUlaunchAttributeValue out{};
@@ -98,6 +94,12 @@ void write_node_attribute(CUlaunchAttributeValue *out, CUlaunchAttributeID id, c
   require(is_node_attribute(id));
   const auto it = attributes.find(id);
   const CUlaunchAttributeValue value = it == attributes.end() ? default_value(id) : it->second;
+  if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+    // Field by field: what lies between them stays as it is.
+    out->deviceUpdatableKernelNode.deviceUpdatable = value.deviceUpdatableKernelNode.deviceUpdatable;
+    out->deviceUpdatableKernelNode.devNode = value.deviceUpdatableKernelNode.devNode;
+    return;
+  }
   std::memcpy(out, &value, used_bytes(id));
 }
 
@@ -122,11 +124,9 @@ SOFTCUDA_API cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID
     const auto node = node_at(hNode);
     const auto &work = work_of<KernelWork>(*node);
     check_node_attribute(attr, *value);
-    // A cooperative kernel takes a parameter list only.
-    require(attr != CU_LAUNCH_ATTRIBUTE_COOPERATIVE || value->cooperative == 0 || !work.arguments->from_extra);
     Attributes attributes = node->attributes;
     attributes[attr] = clean_attribute(attr, *value);
-    check_attributes(work, attributes);
+    check_node_attributes(work, attributes);
     node->attributes = std::move(attributes);
   });
 }
@@ -136,7 +136,7 @@ SOFTCUDA_API cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src) {
     const auto to = node_at(dst);
     const auto from = node_at(src);
     require(work_of<KernelWork>(*to).context == work_of<KernelWork>(*from).context);
-    check_attributes(work_of<KernelWork>(*to), from->attributes);
+    check_node_attributes(work_of<KernelWork>(*to), from->attributes);
     to->attributes = from->attributes;
   });
 }

@@ -77,7 +77,7 @@ SOFTCUDA_API cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_
     const auto node = node_at(hNode);
     work_of<KernelWork>(*node);
     KernelWork work = read_kernel(*nodeParams);
-    check_attributes(work, node->attributes);
+    check_node_attributes(work, node->attributes);
     set_work(*node, std::move(work));
   });
 }
@@ -88,7 +88,7 @@ SOFTCUDA_API cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NOD
     const auto node = node_at(hNode);
     work_of<KernelWork>(*node);
     KernelWork work = read_kernel(widen(*nodeParams));
-    check_attributes(work, node->attributes);
+    check_node_attributes(work, node->attributes);
     set_work(*node, std::move(work));
   });
 }

@@ -202,7 +202,7 @@ int Extent::export_descriptor() const {
 
 std::shared_ptr<Extent> Extent::import_descriptor(int descriptor) {
   const off_t at = lseek(descriptor, 0, SEEK_CUR);
-  require(at >= 0);
+  require(at >= 0, CUDA_ERROR_UNKNOWN);
   Trailer trailer{};
   require(pread(descriptor, &trailer, sizeof trailer, at) == static_cast<ssize_t>(sizeof trailer));
   require(trailer.magic == kTrailerMagic && trailer.offset + trailer.bytes == static_cast<uint64_t>(at));

@@ -31,6 +31,9 @@ void run_kernel(const KernelWork &work);
 // Node attributes, one by one: a value's unused bytes stay as the caller left them.
 bool is_node_attribute(CUlaunchAttributeID id);
 void check_node_attribute(CUlaunchAttributeID id, const CUlaunchAttributeValue &value);
+// Checks that they fit a node that a program makes or changes.  It takes no `extra` if it is cooperative, though what a
+// capture makes may be both.
+void check_node_attributes(const KernelWork &work, const Attributes &attributes);
 void write_node_attribute(CUlaunchAttributeValue *out, CUlaunchAttributeID id, const Attributes &attributes);
 // The value with everything zero that the attribute does not use.
 CUlaunchAttributeValue clean_attribute(CUlaunchAttributeID id, const CUlaunchAttributeValue &value);

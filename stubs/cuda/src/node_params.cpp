@@ -61,13 +61,14 @@ ConditionalWork read_conditional(CUDA_CONDITIONAL_NODE_PARAMS &params, const Gra
 }  // namespace
 
 KernelWork read_kernel(const CUDA_KERNEL_NODE_PARAMS_v2 &params) {
-  const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
-  require(handle != nullptr, CUDA_ERROR_INVALID_HANDLE);
-  return kernel_work(callee_at(handle), {{params.gridDimX, params.gridDimY, params.gridDimZ},
-                                         {params.blockDimX, params.blockDimY, params.blockDimZ},
-                                         params.sharedMemBytes,
-                                         params.kernelParams,
-                                         params.extra});
+  // Unlike a launch, a node takes no kernel in the place of a function.
+  const auto callee = params.func != nullptr ? process().functions.get(params.func)
+                                             : callee_at(reinterpret_cast<CUfunction>(params.kern));
+  return kernel_work(callee, {{params.gridDimX, params.gridDimY, params.gridDimZ},
+                              {params.blockDimX, params.blockDimY, params.blockDimZ},
+                              params.sharedMemBytes,
+                              params.kernelParams,
+                              params.extra});
 }
 
 void write_kernel(const KernelWork &work, CUDA_KERNEL_NODE_PARAMS_v2 *out) {
@@ -91,6 +92,7 @@ void write_kernel(const KernelWork &work, CUDA_KERNEL_NODE_PARAMS_v2 *out) {
 
 CopyWork read_copy(const CUDA_MEMCPY3D &params, CUcontext context) {
   check_copy(params);
+  require(!empty(params));
   return {params, context_or_current(context)};
 }
 

@@ -2,6 +2,7 @@
 //
 // What a pointer is: cuPointerGetAttribute(s).
 #include <cstring>
+#include <utility>
 
 #include "context.h"
 #include "memory.h"
@@ -9,6 +10,7 @@
 
 namespace softcuda {
 
+std::pair<uint64_t, uint64_t> reservation_around(uint64_t address);
 int allowed_handle_types(CUmemGenericAllocationHandle handle);
 bool rdma_capable(CUmemGenericAllocationHandle handle);
 
@@ -17,6 +19,11 @@ namespace {
 template <class T>
 void put(void *data, const T &value) {
   std::memcpy(data, &value, sizeof value);
+}
+
+// For this call the range of mapped memory is the reservation; cuMemGetAddressRange says the mapping.
+std::pair<uint64_t, uint64_t> around(const Range &range) {
+  return range.kind == Kind::Mapped ? reservation_around(range.base) : std::pair(range.base, range.bytes);
 }
 
 void answer(void *data, CUpointer_attribute attribute, const Range &range, CUdeviceptr ptr) {
@@ -42,9 +49,9 @@ void answer(void *data, CUpointer_attribute attribute, const Range &range, CUdev
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return put(data, static_cast<int>(range.kind == Kind::Plain));
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return put(data, static_cast<CUdeviceptr>(range.base));
+      return put(data, static_cast<CUdeviceptr>(around(range).first));
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return put(data, static_cast<size_t>(range.bytes));
+      return put(data, static_cast<size_t>(around(range).second));
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return put(data, 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "capture.h"
 #include "context.h"
@@ -12,6 +13,8 @@
 #include "random.h"
 
 namespace softcuda {
+
+std::pair<uint64_t, uint64_t> reservation_around(uint64_t address);
 
 namespace {
 
@@ -27,7 +30,13 @@ struct Memory {
 struct Tables {
   std::map<CUmemGenericAllocationHandle, Memory> memory;
   std::map<uint64_t, uint64_t> reservations;  // bytes by base
+  std::map<uint64_t, uint64_t> by_me;         // those of them that lie in kByMe
+  uint64_t by_me_bytes = 0;
 };
+
+// Address space that a driver has by it: small reservations come from there while it lasts, wherever they are wished.
+// An H200 gave 16 MiB elsewhere, and 16 more at the place that it had just been asked for.
+constexpr uint64_t kByMe = uint64_t{30} << 20;
 
 Tables &tables() {
   alignas(Tables) static std::byte storage[sizeof(Tables)];
@@ -66,10 +75,12 @@ void check_properties(const CUmemAllocationProp *properties) {
 }
 
 bool within_reservation(uint64_t address, uint64_t bytes) {
-  auto it = tables().reservations.upper_bound(address);
-  if (it == tables().reservations.begin()) return false;
-  --it;
-  return address + bytes <= it->first + it->second && address + bytes > address;
+  const auto [base, size] = reservation_around(address);
+  return size > 0 && address + bytes <= base + size && address + bytes > address;
+}
+
+bool served_by_me(uint64_t bytes) {
+  return bytes <= kByMe - tables().by_me_bytes;
 }
 
 bool aligned(uint64_t address, uint64_t bytes) {
@@ -104,6 +115,13 @@ int protection_of(CUmemAccess_flags flags) {
 }  // namespace
 
 // For cuPointerGetAttribute.
+std::pair<uint64_t, uint64_t> reservation_around(uint64_t address) {
+  auto it = tables().reservations.upper_bound(address);
+  if (it == tables().reservations.begin()) return {0, 0};
+  --it;
+  return address - it->first < it->second ? std::pair<uint64_t, uint64_t>(*it) : std::pair<uint64_t, uint64_t>{0, 0};
+}
+
 int allowed_handle_types(CUmemGenericAllocationHandle handle) {
   const auto it = tables().memory.find(handle);
   return it == tables().memory.end() ? 0 : it->second.properties.requestedHandleTypes;
@@ -137,8 +155,13 @@ SOFTCUDA_API cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment
     require(addr % kGranule == 0);
     // The address is a wish: a taken one gives another place, not an error.
     uint64_t base = addr;
-    if (base == 0 || base % unit != 0 || !place_at(base, size)) base = place_anywhere(size, unit);
+    const bool by_me = served_by_me(size);
+    if (by_me || base == 0 || base % unit != 0 || !place_at(base, size)) base = place_anywhere(size, unit);
     tables().reservations.emplace(base, size);
+    if (by_me) {
+      tables().by_me.emplace(base, size);
+      tables().by_me_bytes += size;
+    }
     *ptr = base;
   });
 }
@@ -150,6 +173,7 @@ SOFTCUDA_API cuMemAddressFree(CUdeviceptr ptr, size_t size) {
     require(!ranges().overlaps(ptr, size));
     give_up(ptr, size);
     tables().reservations.erase(it);
+    if (tables().by_me.erase(ptr) > 0) tables().by_me_bytes -= size;
   });
 }
 
@@ -189,8 +213,9 @@ SOFTCUDA_API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericA
                       unsigned long long flags) {
   return locked_call([&] {
     Memory &memory = memory_at(handle);
+    // Memory is mapped whole, and that is looked at before all else.
+    require(size == memory.extent->bytes(), CUDA_ERROR_NOT_SUPPORTED);
     require(memory.references > 0 && flags == 0 && offset == 0 && aligned(ptr, size));
-    require(size <= memory.extent->bytes());
     require(within_reservation(ptr, size));
     require(!ranges().overlaps(ptr, size));
     memory.extent->map(ptr, size, PROT_NONE);
@@ -212,6 +237,7 @@ SOFTCUDA_API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericA
 SOFTCUDA_API cuMemUnmap(CUdeviceptr ptr, size_t size) {
   return locked_call([&] {
     require(aligned(ptr, size));
+    if (!ranges().overlaps(ptr, size)) return require(within_reservation(ptr, size));  // nothing there to unmap
     const auto mapped = mappings_in(ptr, size);
     blank(ptr, size);
     for (const Range *range : mapped) {
@@ -275,8 +301,7 @@ SOFTCUDA_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle
     Memory memory;
     memory.extent = Extent::import_descriptor(static_cast<int>(reinterpret_cast<intptr_t>(osHandle)));
     require(static_cast<size_t>(memory.extent->device()) < process().devices.size(), CUDA_ERROR_INVALID_DEVICE);
-    memory.properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    memory.properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    memory.properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;  // and no handle types: those are the exporter's
     memory.properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, memory.extent->device()};
     memory.references = 1;
     *handle = new_handle();

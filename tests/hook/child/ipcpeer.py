@@ -65,8 +65,12 @@ def close(address: int) -> str:
 
 
 def write(address: int, text: str) -> None:
+    """The bytes are there for every process when this returns: a copy of a few may still be on its way after the call,
+    in order for this context's work alone.
+    """
     data = bytes.fromhex(text)
     soft.ok(cu.cuMemcpyHtoD(address, data, len(data)))
+    soft.ok(cu.cuCtxSynchronize())
 
 
 def fill(address: int, value: int, size: int) -> None:
