@@ -30,7 +30,7 @@ class CaptureSpec:
 
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
     set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
-    every launch stays.
+    every launch stays.  ``allow_opaque_modules`` captures modules whose globals cannot be listed, too.
     """
 
     variant: str
@@ -40,6 +40,7 @@ class CaptureSpec:
     deadline: float = 900.0
     environment: Mapping[str, str] = field(default_factory=dict)
     logs: Path | None = None
+    allow_opaque_modules: bool = False
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -173,6 +174,7 @@ class Runs:
             FOUNDRYD_MODE="capture",
             FOUNDRYD_VARIANT=str(self._mesh),
             FOUNDRYD_RECORDING=str(path),
+            FOUNDRYD_ALLOW_OPAQUE_MODULES=str(int(self._spec.allow_opaque_modules)),
             RANK=str(rank),
             LOCAL_RANK=str(local),
             WORLD_SIZE=str(self._mesh.world),
