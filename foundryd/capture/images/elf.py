@@ -100,7 +100,7 @@ class _File:
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
         if offset + size > len(self._data):
-            raise UnreadableImage(f"it has {len(self._data)} bytes, and its {what} are at {offset} + {size}")
+            raise UnreadableImage(f"its code has {len(self._data)} bytes, and its {what} would be at {offset} + {size}")
         return self._data[offset : offset + size]
 
     def _entries(self, section: _Section, size: int, what: str) -> bytes:
