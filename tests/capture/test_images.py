@@ -61,6 +61,7 @@ def test_variables_are_found_however_an_entry_is_compressed(flags: int, options:
 def test_a_bare_cubin_and_bare_ptx_are_images() -> None:
     assert names_of(cubin("a")) == ["a"]
     assert names_of(ptx("a")) == ["a"]
+    assert names_of(cubin("a"), (12, 0)) == names_of(ptx("a", target="sm_90a"), (12, 0)) == ["a"]
     assert [e.target for image in (cubin("a"), ptx("a", target="sm_90a")) for e in entries(image)] == [
         "sm_90",
         "compute_90a",

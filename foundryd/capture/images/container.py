@@ -2,7 +2,7 @@
 """Fat binaries: pieces of code for several architectures, each an ELF file or PTX, compressed or not.
 
 A container is a header of 16 bytes and entries behind each other.  An entry is a header (64 bytes, more where options
-follow) and a payload padded to 8 bytes.  Images that are one ELF file or PTX count as one entry that fits any device.
+follow) and a payload padded to 8 bytes.  An image that is one ELF file or PTX counts as one entry.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Entry:
 
     ``kind`` is ``elf``, ``ptx`` or what an unknown kind's number is; ``architecture`` is 90 for sm_90, 0 if it is not
     said; ``suffix`` is ``a`` for code of exactly one architecture, ``f`` for that of a family; ``compression`` is
-    ``""``, ``lz4`` or ``zstd``.
+    ``""``, ``lz4`` or ``zstd``.  ``alone``: it is the whole image, so the driver has no choice.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Entry:
     compression: str
     payload: bytes
     size: int  # of the code, not compressed
+    alone: bool = False
 
     @property
     def target(self) -> str:
@@ -86,11 +87,11 @@ def capability(text: str) -> Capability:
 def entries(image: bytes) -> list[Entry]:
     """Every piece of an image; raises ``UnreadableImage`` if it is none."""
     if image[:4] == b"\x7fELF":
-        return [Entry(ELF, _elf_architecture(image), "", "", image, len(image))]
+        return [Entry(ELF, _elf_architecture(image), "", "", image, len(image), alone=True)]
     if len(image) < 4 or int.from_bytes(image[:4], "little") != _MAGIC:
         target = re.search(rb"\.target\s+sm_(\d{2,3})([af]?)\b", image)
         number, suffix = (int(target[1]), target[2].decode()) if target else (0, "")
-        return [Entry(PTX, number, suffix, "", image, len(image))]
+        return [Entry(PTX, number, suffix, "", image, len(image), alone=True)]
     if len(image) < _HEADER.size:
         raise UnreadableImage(f"its container has {len(image)} bytes and no whole header")
     _, version, header, size = _HEADER.unpack_from(image)
@@ -109,7 +110,7 @@ def chosen(found: Sequence[Entry], device: Capability) -> list[Entry]:
     Code for the highest architecture that the device runs, and PTX for the highest if there is none.  Code for one
     architecture alone (sm_90a) and for all of its kind (sm_90) are both candidates.
     """
-    if [e.architecture for e in found] == [0]:
+    if [e.alone for e in found] == [True]:
         return list(found)
     for kind in (ELF, PTX):
         able = [e for e in found if e.kind == kind and e.runs_on(device)]
