@@ -128,13 +128,18 @@ class Materializer:
 
     def load_modules(self) -> None:
         """Loads every module in full, puts its changed globals in place and resolves functions and symbols."""
-        ids = []
-        for module, digest in zip(self._variant.modules, self._plan.modules, strict=True):
-            ids.append(self._hook.load_module(module.api, self._reader.section(image_section(digest))))
-            for changed in module.globals:
-                address, _ = self._hook.global_address(ids[-1], changed.name)
-                self._hook.upload(address, self._block(changed.block))
+        ids = [
+            self._hook.load_module(module.api, self._reader.section(image_section(digest)))
+            for module, digest in zip(self._variant.modules, self._plan.modules, strict=True)
+        ]
         self._bindings = Bindings(self._hook, ids, self._variant.functions, self._variant.symbols)
+        for identifier, module in zip(ids, self._variant.modules, strict=True):
+            for changed in module.globals:
+                address, _ = self._hook.global_address(identifier, changed.name)
+                block = self._block(changed.block)
+                # A global may hold the address of another.
+                self._bindings.relocate(block, _slice(self._relocations, changed.block))
+                self._hook.upload(address, block)
 
     def upload_content(self) -> None:
         """Fills the held ranges that had content when the capture ended."""
