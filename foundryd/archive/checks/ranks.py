@@ -126,7 +126,7 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
             whole = found.none(
                 beyond, "rule", f"has a table of {variant.world} ranks beyond the {len(tables)} entries there are"
             )
-            if sane and whole and variant.world > 0:
+            if sane and whole and 0 < variant.world <= len(tables):
                 found.none(_too_wide(rules, tables, variant.world, found), "rule", "has a table entry beyond its width")
         widths = rules["width"].astype(np.int64)
         if sane and _check_spans(found, "rule", rules, widths, lengths):
