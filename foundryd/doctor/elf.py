@@ -30,5 +30,5 @@ def defines(path: Path, names: set[bytes]) -> set[bytes]:
                     start = strings + name
                     found.add(data[start : data.index(b"\0", start)])
         return found & names
-    except (OSError, struct.error, ValueError, IndexError):
+    except (OSError, struct.error, ValueError, IndexError, OverflowError):
         return set()
