@@ -81,7 +81,7 @@ class LeaseState(msgspec.Struct, frozen=True):
     uid: int
     generation: int
     attach_id: str = ""
-    outcome: Literal["", "restored", "fallback"] = ""  # what the rank reported last
+    outcome: str = ""  # what the rank reported last: ``restored`` or ``fallback``
     reason: str = ""  # of a fallback
     restore_ms: float = 0.0  # all phases of that report
 

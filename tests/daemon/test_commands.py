@@ -2,11 +2,14 @@
 """The commands, as a person runs them."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -194,3 +197,33 @@ def test_watch_for_people_prints_tables_into_a_pipe(run, start, archive, runtime
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_watch_redraws_a_terminal_and_ends_with_an_interrupt(start, archive, runtime_dir):
+    start(archive)
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-P", "-c", APP.format(name="status"), "--runtime-dir", str(runtime_dir)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    process = subprocess.Popen(
+        [*line, "--watch", "--interval", "0.1"], stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    killer = threading.Timer(60, process.kill)
+    killer.start()
+    seen = b""
+    try:
+        while seen.count(b"no rank is attached") < 3:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(ours, 4096):
+                seen += data
+        process.wait(20)
+    finally:
+        killer.cancel()
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"\x1b[?1049h" in seen, "the table has a screen of its own"
+    assert b"\x1b[?1049l" in seen, "and gives it back"
+    assert b"Traceback" not in seen

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def samples(started: Started) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("phase") or s.labels.get("reason", "")): s.value for f in families for s in f.samples}
 
 
+def samples_with(started: Started, reports: int) -> dict[tuple[str, str], float]:
+    """The samples once so many ranks have reported: what they said last may still be on its way when they end."""
+    deadline = time.monotonic() + 20
+    while True:
+        now = samples(started)
+        fallbacks = sum(value for (name, _), value in now.items() if name == "foundryd_fallback_total")
+        if now.get(("foundryd_restore_seconds_count", "total"), 0) + fallbacks >= reports:
+            return now
+        assert time.monotonic() < deadline, now
+        time.sleep(0.05)
+
+
 def attach_ids(lines: list[dict[str, str]], words: str) -> set[str]:
     return {line["attach"] for line in lines if re.search(words, line["message"])}
 
@@ -49,7 +62,7 @@ def test_phases_of_every_rank_are_counted_and_its_id_is_in_both_logs(e2e, worlds
     ranks = worlds.run(pair.config, env)
     assert e2e.right_tokens(pair.config, ranks)
     assert all(rank.result["restored"] for rank in ranks)
-    now = samples(started)
+    now = samples_with(started, 2)
     for phase in (*PHASES, "total"):
         assert now["foundryd_restore_seconds_count", phase] == 2, phase
     assert ("foundryd_restore_seconds_count", "other") not in now
@@ -74,12 +87,12 @@ def test_a_fallback_is_counted_by_its_reason_with_and_without_a_lease(e2e, world
     env = pair.env("pair", FOUNDRYD_RUNTIME_DIR=str(run))
     ranks = worlds.run(pair.config, env, changes={1: e2e.Change(flags=["--disturb", "larger:kv"])})
     assert e2e.right_tokens(pair.config, ranks)
-    now = samples(started)
+    now = samples_with(started, 2)
     assert now["foundryd_fallback_total", "layout_diverged"] == 1
     assert now["foundryd_fallback_total", "peer_failed"] == 1
     ranks = worlds.run(pair.config, env, changes={0: e2e.Change(env={"LD_PRELOAD": None})})
     assert e2e.right_tokens(pair.config, ranks)
-    now = samples(started)
+    now = samples_with(started, 4)
     assert now["foundryd_fallback_total", "hook_missing"] == 1
     assert now["foundryd_fallback_total", "peer_failed"] == 2
     lines = [json.loads(line) for line in (run / "daemon.log").read_text().splitlines()]
