@@ -68,16 +68,7 @@ class Http:
         self._routes = routes
         self._exchanges: dict[int, _Exchange] = {}  # in the order of accepting
         self._paused = False
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind((ADDRESS, port))
-            self._listener.listen(128)
-        except OSError as error:
-            self._listener.close()
-            raise UsageError(
-                f"port {port} of {ADDRESS} cannot be had ({error.strerror}): give --http another, or 0 for a free one"
-            ) from error
+        self._listener = _listen(port)
         self.port: int = self._listener.getsockname()[1]
         loop.watch(self._listener.fileno(), self._accept)
 
@@ -207,6 +198,24 @@ class Http:
         self._loop.unwatch(fd)
         del self._exchanges[fd]
         exchange.sock.close()
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        # A service's sandbox may allow no such socket at all.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((ADDRESS, port))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"port {port} of {ADDRESS} cannot be had ({error.strerror}): give --http another, or 0 for a free one"
+        ) from error
+    return listener
 
 
 def _plain(status: HTTPStatus, text: str = "") -> Answer:

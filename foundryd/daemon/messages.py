@@ -360,20 +360,38 @@ def _plain(data: bytes, limit: int) -> Any:
     if len(data) > limit:
         raise ProtocolError(f"a message has {len(data)} bytes and may have {limit}: the peer must be corrected")
     try:
+        # This decoder makes room for elements as they come, the other one for as many as a list says that it has: a
+        # thousand long lists in one another would be half a gigabyte.
+        msgspec.msgpack.decode(data)
         value = msgpack.unpackb(
             data,
             strict_map_key=True,
+            object_pairs_hook=_unique_keys,
+            ext_hook=_no_extension,
             max_str_len=MAX_TEXT * 4,
             max_bin_len=0,
             max_ext_len=0,
             max_array_len=MAX_ITEMS,
             max_map_len=64,
         )
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgspec.DecodeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a message is not msgpack ({error!r:.200}): the peer must be corrected") from error
     if _depth(value) > MAX_DEPTH:
         raise ProtocolError(f"a message is nested deeper than {MAX_DEPTH} levels: the peer must be corrected")
     return value
+
+
+def _unique_keys(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a map has a key twice")
+    if not all(isinstance(key, str) for key in result):
+        raise ValueError("a map has a key that is no text")
+    return result
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")
 
 
 def _depth(value: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
 from foundryd.settings import Mode, Settings, settings
+
+if TYPE_CHECKING:
+    from foundryd.capture.recording import Recording
 
 log = logging.getLogger("foundryd")
 
@@ -119,6 +122,9 @@ class GraphSet:
     def _check_engine(self, recorded: Mapping[str, Any]) -> None:
         """Raises ``LayoutDiverged`` unless the engine is as ``_describe_engine`` described it when it was captured."""
 
+    def _examine(self, recording: Recording) -> None:
+        """Lets an adapter say in the recording's notes what whoever captures should know."""
+
     def _describe_outputs(self) -> None:
         """Brings the ``outputs`` of every captured graph into the form that an archive holds."""
 
@@ -182,6 +188,7 @@ class GraphSet:
         assert self._hook is not None
         assert self._settings.recording is not None
         recording = self._recorder.recording(self._describe_engine())
+        self._examine(recording)
         # After the memory was read: an adapter may have to replay graphs to describe them.
         self._describe_outputs()
         for graph, native in zip(recording.graphs, self._natives, strict=True):

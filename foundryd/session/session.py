@@ -232,6 +232,8 @@ class Session:
         materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
         with self._phase("modules"):
             materializer.load_modules()
+        with self._phase("functions"):
+            materializer.bind_functions()
         with self._phase("content"):
             materializer.upload_content()
         with self._phase("agreement"):
