@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 
-from foundryd.daemon.messages import LeaseState
+import msgspec
+
+from foundryd.daemon.messages import LeaseState, Report, reason_label
 from foundryd.errors import RankTaken, UsageError
 
 MAX_NAME = 256  # characters of a group
@@ -23,7 +25,18 @@ class Leases:
         self._numbers = itertools.count(1)
         self._generations = itertools.count(1)
 
-    def take(self, *, group: str, rank: int, variant: str, archive: str, digest: str, pid: int, uid: int) -> LeaseState:
+    def take(
+        self,
+        *,
+        group: str,
+        rank: int,
+        variant: str,
+        archive: str,
+        digest: str,
+        pid: int,
+        uid: int,
+        attach_id: str = "",
+    ) -> LeaseState:
         """A new lease.
 
         Raises
@@ -55,9 +68,21 @@ class Leases:
             pid=pid,
             uid=uid,
             generation=other.generation if other is not None else next(self._generations),
+            attach_id=attach_id,
         )
         self._leases[group, rank] = lease
         return lease
+
+    def note(self, lease: LeaseState, report: Report) -> LeaseState:
+        """Keeps what the rank reported; the lease from here on."""
+        noted = msgspec.structs.replace(
+            lease,
+            outcome=report.outcome,
+            reason=reason_label(report.reason) if report.reason else "",
+            restore_ms=sum(report.phases.values()),
+        )
+        self._leases[lease.group, lease.rank] = noted
+        return noted
 
     def release(self, lease: LeaseState) -> None:
         """Ends a lease."""

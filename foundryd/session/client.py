@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import socket
 import threading
 import time
@@ -90,6 +91,12 @@ class Lease:
                 "for a new one"
             )
 
+    def send(self, payload: bytes) -> None:
+        """Sends one packet without waiting; raises ``OSError`` when it cannot go now, nothing when the lease ended."""
+        with self._lock:
+            if self._socket is not None:
+                wire.send(self._socket, payload)
+
     def close(self) -> None:
         """Ends the lease; may be called twice."""
         with self._lock:
@@ -129,6 +136,7 @@ class Attachment:
     variant, rank, group, generation : what the rank is; the variant in its canonical spelling.
     lease : None without a daemon.
     daemon : None without a daemon.
+    attach_id : what the daemon's log and this process's call this attach.
     """
 
     def __init__(
@@ -144,6 +152,7 @@ class Attachment:
         generation: int = 0,
         lease: Lease | None = None,
         daemon: DaemonInfo | None = None,
+        attach_id: str = "",
     ) -> None:
         with ExitStack() as undo:
             undo.callback(archive.close)
@@ -159,6 +168,7 @@ class Attachment:
         self.generation = generation
         self.lease = lease
         self.daemon = daemon
+        self.attach_id = attach_id
 
     @property
     def lost(self) -> bool:
@@ -192,6 +202,7 @@ def attach(
     rank: int = 0,
     variant: str = "",
     timeout: float = 60.0,
+    attach_id: str = "",
 ) -> Attachment:
     """Takes a lease from the daemon and maps archive and plan.
 
@@ -202,6 +213,7 @@ def attach(
     group, rank : who this is; each pair has one holder on a node.
     variant : parallel configuration; empty: the only one.
     timeout : seconds for everything, the daemon's loading of the archive and computing of the plan included.
+    attach_id : what the daemon's log calls this attach, 1 to 64 letters and digits; empty: a random one.
 
     Raises
     ------
@@ -212,13 +224,14 @@ def attach(
     PermissionRefused : the daemon does not serve this user.
     DaemonError : it refused for another reason, or did not answer in time.
     """
+    attach_id = attach_id or secrets.token_hex(8)
     runtime = RuntimeDir(runtime_dir)
     deadline = time.monotonic() + timeout
     sock, welcome = open_door(runtime, deadline)
     with ExitStack() as undo:
         undo.callback(sock.close)
         with suppress(BrokenPipeError, ConnectionResetError):  # it is stopping: its last word can still be read
-            wire.send(sock, messages.encode(Attach(archive, group, rank, variant)))
+            wire.send(sock, messages.encode(Attach(archive, group, rank, variant, attach_id)))
         with receive_packet(sock, runtime, deadline, descriptors=2) as packet:
             granted = expect(messages.decode_answer(packet.payload), Granted)
             if packet.count != 2:
@@ -238,6 +251,7 @@ def attach(
             generation=granted.generation,
             lease=Lease(sock, granted.lease),
             daemon=DaemonInfo(welcome.pid, welcome.build, welcome.protocol, welcome.instance, runtime.path),
+            attach_id=attach_id,
         )
         undo.pop_all()
     return attachment

@@ -125,9 +125,17 @@ def test_tangled_msgpack_is_refused_or_decoded(data: bytes) -> None:
 def valid(kind: type[Any]) -> st.SearchStrategy[Any]:
     """A message of that kind."""
     texts = st.text(max_size=30)
-    of_type = {str: texts, int: st.integers(-(1 << 63), (1 << 64) - 1)}
-    hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{name: of_type[hints[name]] for name in kind.__struct_fields__})
+    of_type = {
+        str: texts,
+        int: st.integers(-(1 << 63), (1 << 64) - 1),
+        dict[str, float]: st.dictionaries(texts, st.floats(0, 1e9), max_size=8),
+    }
+    fields = {"attach_id": st.from_regex(r"\A[0-9A-Za-z_-]{0,64}\Z")}
+    for name, hint in typing.get_type_hints(kind).items():
+        if name in kind.__struct_fields__ and name not in fields:
+            literal = typing.get_origin(hint) is typing.Literal
+            fields[name] = st.sampled_from(typing.get_args(hint)) if literal else of_type[hint]
+    return st.builds(kind, **{name: fields[name] for name in kind.__struct_fields__})
 
 
 REQUESTS = st.one_of([valid(kind) for kind in typing.get_args(messages.FromClient)])

@@ -83,14 +83,14 @@ def test_a_newer_peer_may_add_fields():
     assert decode_request(data) == Hello(1, 3, "foundryd 9")
 
 
-@pytest.mark.parametrize(("oldest", "newest", "version"), [(1, 1, 1), (0, 5, 1), (1, 99, 1)])
+@pytest.mark.parametrize(("oldest", "newest", "version"), [(1, 1, 1), (0, 2, 2), (1, 99, 2)])
 def test_the_newest_common_version_is_used(oldest, newest, version):
     assert messages.agree(oldest, newest, "other") == version
 
 
-@pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0), (5, 1)])
+@pytest.mark.parametrize(("oldest", "newest"), [(3, 4), (0, 0), (5, 1)])
 def test_without_a_common_version_both_ranges_are_named(oldest, newest):
-    with pytest.raises(ProtocolError, match=rf"foundryd 9 speaks .* {oldest} to {newest} and this .* 1 to 1"):
+    with pytest.raises(ProtocolError, match=rf"foundryd 9 speaks .* {oldest} to {newest} and this .* 1 to 2"):
         messages.agree(oldest, newest, "foundryd 9")
 
 

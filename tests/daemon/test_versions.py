@@ -52,7 +52,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0)])
+@pytest.mark.parametrize(("oldest", "newest"), [(3, 4), (0, 0)])
 def test_the_daemon_refuses_a_client_of_other_versions_with_both_ranges(start, archive, runtime_dir, oldest, newest):
     start(archive)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -72,14 +72,14 @@ def test_the_daemon_serves_a_newer_client_that_still_speaks_its_version(start, a
         sock.settimeout(20)
         sock.connect(os.fspath(RuntimeDir(runtime_dir).door))
         wire.send(sock, messages.encode(Hello(1, 7, "foundryd 9.9")))
-        assert messages.decode_answer(wire.receive(sock).payload).protocol == 1
+        assert messages.decode_answer(wire.receive(sock).payload).protocol == messages.NEWEST
 
 
-@pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0)])
+@pytest.mark.parametrize(("oldest", "newest"), [(3, 4), (0, 0)])
 def test_the_client_names_both_ranges_when_the_daemon_refuses(pretend, oldest, newest):
     refused = Refused("protocol", "no", oldest=oldest, newest=newest, build="foundryd 9.9")
     folder = pretend((refused, ()))
-    with pytest.raises(ProtocolError, match=rf"9.9\) speaks protocol versions {oldest} to {newest} and .* 1 to 1"):
+    with pytest.raises(ProtocolError, match=rf"9.9\) speaks protocol versions {oldest} to {newest} and .* 1 to 2"):
         attach(runtime_dir=folder)
 
 

@@ -28,6 +28,8 @@ def test_every_variable_is_read():
             "FOUNDRYD_ALLOW_OPAQUE_MODULES": "1",
             "FOUNDRYD_RUNTIME_DIR": "/run/x",
             "FOUNDRYD_LOG": "DEBUG",
+            "FOUNDRYD_LOG_FORMAT": "JSON",
+            "FOUNDRYD_HTTP": "9090",
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
@@ -47,11 +49,22 @@ def test_every_variable_is_read():
         3,
         1,
         8,
+        "json",
+        9090,
     )
 
 
 @pytest.mark.parametrize(
-    "env", [{"FOUNDRYD_MODE": "save"}, {"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"FOUNDRYD_LOG": "loud"}]
+    "env",
+    [
+        {"FOUNDRYD_MODE": "save"},
+        {"RANK": "x"},
+        {"WORLD_SIZE": "-1"},
+        {"FOUNDRYD_LOG": "loud"},
+        {"FOUNDRYD_LOG_FORMAT": "xml"},
+        {"FOUNDRYD_HTTP": "65536"},
+        {"FOUNDRYD_HTTP": "yes"},
+    ],
 )
 def test_an_impossible_value_is_named(env):
     (name, value), *_ = env.items()
@@ -62,3 +75,9 @@ def test_an_impossible_value_is_named(env):
 
 def test_the_runtime_directory_is_what_the_environment_says():
     assert default_runtime_dir({"FOUNDRYD_RUNTIME_DIR": "/x/y"}) == Path("/x/y")
+
+
+@pytest.mark.parametrize(("text", "port"), [("off", None), ("OFF", None), ("0", 0), ("65535", 65535)])
+def test_http_is_off_or_a_port(text, port):
+    assert Settings.from_env({"FOUNDRYD_HTTP": text}).http == port
+    assert Settings.from_env({}).http is None
