@@ -105,6 +105,18 @@ class StateLost(CaptureError):
     reason = "state_lost"
 
 
+class UnreadableImage(CaptureError):
+    """A module image is damaged or of a kind that is not known; the message says what of it."""
+
+    reason = "unreadable_image"
+
+
+class OpaqueModule(CaptureError):
+    """The globals of a module cannot be listed, so a change of one could be missed."""
+
+    reason = "opaque_module"
+
+
 class UnsupportedNode(CaptureError):
     """A graph has a node that cannot be restored exactly."""
 

@@ -62,6 +62,7 @@ class Settings:
     recording : ``FOUNDRYD_RECORDING``: where a capture writes.
     references : ``FOUNDRYD_REFERENCE``: for a control run, the recordings it compares itself with, joined by colons.
     journal : ``FOUNDRYD_JOURNAL``: for a control run, where it keeps what it has tried.
+    allow_opaque_modules : ``FOUNDRYD_ALLOW_OPAQUE_MODULES``: 1 captures modules whose globals cannot be listed.
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
     fault : ``FOUNDRYD_FAULT``: for tests, see ``foundryd.faults``.
@@ -69,6 +70,8 @@ class Settings:
     max_archives : ``FOUNDRYD_MAX_ARCHIVES``: names that a daemon holds.
     max_bytes : ``FOUNDRYD_MAX_BYTES``: shared memory that a daemon's archives may take; 0: what the machine has.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
+    log_format : ``FOUNDRYD_LOG_FORMAT``: ``json`` or ``text``; unset, the daemon writes JSON and ranks text.
+    http : ``FOUNDRYD_HTTP``: loopback port of health and metrics, 0 for a free one; ``off`` (default): none.
     """
 
     mode: Mode = Mode.OFF
@@ -78,6 +81,7 @@ class Settings:
     recording: Path | None = None
     references: tuple[Path, ...] = ()
     journal: Path | None = None
+    allow_opaque_modules: bool = False
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
     fault: Fault | None = None
@@ -87,6 +91,8 @@ class Settings:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    log_format: str = ""
+    http: int | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -98,6 +104,9 @@ class Settings:
         log = env.get("FOUNDRYD_LOG", "warning").lower()
         if log not in {"debug", "info", "warning", "error"}:
             raise UsageError(f"FOUNDRYD_LOG is {log!r}, not debug, info, warning or error")
+        log_format = env.get("FOUNDRYD_LOG_FORMAT", "").lower()
+        if log_format not in {"", "json", "text"}:
+            raise UsageError(f"FOUNDRYD_LOG_FORMAT is {log_format!r}, not 'json' or 'text': unset it or correct it")
         rank = _integer(env, "RANK", 0)
         return cls(
             mode=Mode(mode),
@@ -107,6 +116,7 @@ class Settings:
             recording=_path(env, "FOUNDRYD_RECORDING"),
             references=tuple(Path(p) for p in env.get("FOUNDRYD_REFERENCE", "").split(":") if p),
             journal=_path(env, "FOUNDRYD_JOURNAL"),
+            allow_opaque_modules=_integer(env, "FOUNDRYD_ALLOW_OPAQUE_MODULES", 0) != 0,
             runtime_dir=default_runtime_dir(env),
             log=log,
             fault=Fault.parse(env["FOUNDRYD_FAULT"]) if env.get("FOUNDRYD_FAULT") else None,
@@ -116,6 +126,8 @@ class Settings:
             rank=rank,
             local_rank=_integer(env, "LOCAL_RANK", rank),
             world_size=_integer(env, "WORLD_SIZE", 1),
+            log_format=log_format,
+            http=parse_http(env.get("FOUNDRYD_HTTP") or "off", "FOUNDRYD_HTTP"),
         )
 
 
@@ -126,6 +138,15 @@ def default_runtime_dir(env: Mapping[str, str]) -> Path:
     if os.geteuid() != 0 and env.get("XDG_RUNTIME_DIR"):
         return Path(env["XDG_RUNTIME_DIR"]) / "foundryd"
     return Path("/run/foundryd")
+
+
+def parse_http(text: str, name: str) -> int | None:
+    """A port, 0 for one that the kernel picks, or None for ``off``; raises ``UsageError`` with the setting's name."""
+    if text.lower() == "off":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise UsageError(f"{name} is {text!r}, not a port from 0 to 65535 or 'off': correct it")
+    return int(text)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -233,11 +233,14 @@ class Hook:
         Names go with the rows of the first array, in its order.
         """
 
-    def changed_globals(self, module: int) -> tuple[Records, list[str]]:
-        """Writable globals that differ from a fresh load of the same image (``global_dtype``), and their names."""
+    def changed_globals(self, module: int, names: Sequence[str]) -> tuple[Records, list[str]]:
+        """Those of ``module_globals`` that differ from a fresh load of the same image, and their names."""
 
-    def module_globals(self, module: int) -> tuple[Records, list[str]]:
-        """Every global that the image names or the program asked for (``global_dtype``), and their names."""
+    def module_globals(self, module: int, names: Sequence[str]) -> tuple[Records, list[str]]:
+        """Globals that ``names`` lists or the program asked for and the driver finds (``global_dtype``); their names.
+
+        The hook does not look into images: ``foundryd.capture.images`` lists the names.
+        """
 
     def load_module(self, api: int, image: Buffer) -> int:
         """Loads an image, which must be exactly one container; its instance id."""

@@ -25,6 +25,10 @@ _TRIAL_LEVEL = 3
 _COLUMNS_TRIAL_BYTES = 32 << 20  # above this, COLUMNS_LEVEL would take minutes
 _WINDOW_LOG = 27  # what the zstd command line accepts by default
 
+# A block takes 4 bytes at least and decodes to 128 KiB at most: what a frame makes a reader allocate stays in
+# proportion to the file, whatever its header says.
+_MOST_FROM_A_BYTE = 1 << 15
+
 # zstandard ignores whatever follows a frame without content, so those bytes would be under no check.
 _EMPTY = "is empty, and empty sections are raw"
 
@@ -64,7 +68,7 @@ class _Zstd:
     def check(self, entry: SectionEntry) -> str | None:
         if entry.params:
             return f"has parameters {sorted(entry.params)} that zstd does not have"
-        return _EMPTY if entry.length == 0 else None
+        return _impossible_frame(entry)
 
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         return memoryview(_decompress(stored, entry))
@@ -110,7 +114,7 @@ class _Columns:
             return f"has {rows} rows of {cols} words, which are not its {entry.length} bytes"
         if entry.params["by_column"] > 1 or entry.params["shuffled"] > 1:
             return "has a flag that is neither 0 nor 1"
-        return _EMPTY if entry.length == 0 else None
+        return _impossible_frame(entry)
 
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         flat = np.frombuffer(_decompress(stored, entry), np.uint8)
@@ -125,6 +129,14 @@ class _Columns:
 
 
 CODECS: dict[str, Codec] = {"raw": _Raw(), "zstd": _Zstd(), "columns": _Columns()}
+
+
+def _impossible_frame(entry: SectionEntry) -> str | None:
+    if entry.length == 0:
+        return _EMPTY
+    if entry.length > entry.stored * _MOST_FROM_A_BYTE:
+        return f"cannot have {entry.length} bytes in the {entry.stored} that are stored"
+    return None
 
 
 def _take(params: dict[str, int], *names: str) -> tuple[int, ...]:

@@ -227,12 +227,20 @@ def encode_directory(sections: Iterable[SectionEntry], index: Any) -> bytes:
     return msgspec.msgpack.encode({"sections": list(sections), "index": index}, order="deterministic")
 
 
-def decode_directory(data: Buffer, name: str, limits: Limits = DEFAULT_LIMITS) -> tuple[list[Any], dict[str, Any]]:
-    """The two parts of the directory as plain objects: sizes are bounded, nothing is typed yet."""
-    # Every element takes a byte at least, so an honest array is never longer than the index: what a claimed length
-    # makes the decoder allocate stays in proportion to the file.
+def decode_directory(
+    data: Buffer, name: str, limits: Limits = DEFAULT_LIMITS, *, trusted: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """The two parts of the directory as plain objects: sizes are bounded, nothing is typed yet.
+
+    ``trusted``: the bytes were decoded before.
+    """
+    # Every element takes a byte at least, so an honest array is never longer than the index.
     items = min(limits.items, memoryview(data).nbytes)
     try:
+        if not trusted:
+            # msgpack makes room for as many elements as a list says that it has, also in a thousand lists in one
+            # another.  This decoder makes it as they come, so what the other one then reads is honest.
+            msgspec.msgpack.decode(data)
         root = msgpack.unpackb(
             data,
             raw=False,
@@ -245,7 +253,14 @@ def decode_directory(data: Buffer, name: str, limits: Limits = DEFAULT_LIMITS) -
             max_map_len=items,
             max_ext_len=0,
         )
-    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+        msgspec.DecodeError,
+        msgpack.UnpackException,
+    ) as error:
         raise ArchiveFormatError(
             f"the index of {name} is not the msgpack that it should be ({type(error).__name__}: {error}): capture again"
         ) from error

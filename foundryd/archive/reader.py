@@ -77,7 +77,7 @@ class ArchiveReader:
         self._cached_bytes = 0
         self.header = Header.unpack(self._view, name, limits)
         directory = self._directory()
-        raw_sections, raw_index = decode_directory(directory, name, limits)
+        raw_sections, raw_index = decode_directory(directory, name, limits, trusted=trusted)
         if not trusted and (excess_depth(raw_sections, limits.depth) or excess_depth(raw_index, limits.depth)):
             raise ArchiveFormatError(f"the index of {name} nests deeper than {limits.depth} levels: capture again")
         entries = self._typed(raw_sections, list[SectionEntry])
@@ -226,7 +226,7 @@ class ArchiveReader:
 
     def raw_index(self) -> dict[str, Any]:
         """The index as plain objects, with fields of newer minors that ``index`` does not have."""
-        return decode_directory(self._directory(), self.name, self.limits)[1]
+        return decode_directory(self._directory(), self.name, self.limits, trusted=True)[1]
 
     def verify(self) -> None:
         """Checks every byte of the file: each section's digest, and zero in between.

@@ -55,6 +55,8 @@ def capture(
     with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
         runs = Runs(mesh, spec, Path(folder), progress)
         merges = [_capture_class(mesh, members, runs) for members in _classes(mesh, spec.requested, runs)]
+        for merged in merges:
+            _warn_of_outside(merged.reference, progress)
         _publish(output, merges, append)
     total = (time.monotonic() - started) * 1000
     rules = Counter[str]()
@@ -70,6 +72,16 @@ def capture(
         runs.times,
         total,
     )
+
+
+def _warn_of_outside(recording: Recording, progress: Progress) -> None:
+    outside = recording.notes.get("outside", [])
+    if outside:
+        progress(
+            f"warning: graphs refer to {len(outside)} tensors ({sum(n for _, n in outside):,} bytes, the first at "
+            f"{outside[0][0]:#x}) that were made before them and in no arena.  A restore brings them back as they were "
+            "captured, for the graphs alone: if the engine updates one, make it in an arena and bind it"
+        )
 
 
 def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:

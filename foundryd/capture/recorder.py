@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from foundryd._native import _hook, _rankpatch
+from foundryd._native import _hook
 from foundryd.archive import index as ix
 from foundryd.archive.windows import with_own
-from foundryd.capture.canonical import COMM, Graph, Numbering, canonical, wide_words
+from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
-from foundryd.capture.recording import ContentRecord, ModuleRecord, Recording
+from foundryd.capture.modules import record_modules
+from foundryd.capture.recording import ContentRecord, Recording
+from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
@@ -78,8 +80,13 @@ class Recorder:
         modules = Numbering()
         described = self._functions(functions, modules)
         self.module_ids = list(modules.numbers)
-        images, symbol_ranges = self._modules(modules)
-        symbols, relocations = self._symbolise(graphs, described, symbol_ranges)
+        users = {m: next(f.name for f in described if f.module == slot) for m, slot in modules.numbers.items()}
+        recorded = record_modules(
+            hook, modules.numbers, users, self._identity, allow_opaque=self._settings.allow_opaque_modules
+        )
+        symbols = Symbols(recorded.ranges)
+        relocations = symbols.replace_in_graphs(graphs, described)
+        global_relocations = symbols.replace_in_globals(recorded)
         windows = hook.windows()
         allocations = self._allocations()
         return Recording(
@@ -92,16 +99,20 @@ class Recorder:
             allocations=allocations,
             graphs=graphs,
             functions=described,
-            modules=images,
-            symbols=symbols,
+            modules=recorded.records,
+            symbols=symbols.used,
             relocations=relocations,
+            global_relocations=global_relocations,
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
             contents=self._contents(allocations),
             windows=with_own(windows, report, self._settings.rank),
             own_window=bool((windows["rank"] == self._settings.rank).any()),
             engine=engine or {},
-            notes={"comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs)},
+            notes={
+                "comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs),
+                "opaque_modules": sorted(recorded.opaque.items()),
+            },
         )
 
     def _functions(self, functions: Numbering, modules: Numbering) -> list[ix.Function]:
@@ -129,52 +140,6 @@ class Recorder:
                 )
             )
         return described
-
-    def _modules(self, modules: Numbering) -> tuple[list[ModuleRecord], list[tuple[int, int, ix.Symbol]]]:
-        """Images with changed globals, and (address, bytes, symbol) of every global, for the modules numbered."""
-        apis = {int(m["id"]): int(m["api"]) for m in self._hook.modules()}
-        records, ranges = [], []
-        for identifier, slot in modules.numbers.items():
-            changed = [
-                (name, self._hook.download(address, size))
-                for name, address, size in sorted(self._globals(self._hook.changed_globals(identifier)))
-            ]
-            ranges += [
-                (address, size, ix.Symbol(slot, name))
-                for name, address, size in self._globals(self._hook.module_globals(identifier))
-            ]
-            records.append(ModuleRecord(apis[identifier], self._hook.module_image(identifier), changed))
-        return records, ranges
-
-    @staticmethod
-    def _globals(found: tuple[Any, list[str]]) -> list[tuple[str, int, int]]:
-        table, names = found
-        return [(name, int(row["address"]), int(row["bytes"])) for row, name in zip(table, names, strict=True)]
-
-    @staticmethod
-    def _symbolise(
-        graphs: list[Graph], functions: list[ix.Function], ranges: list[tuple[int, int, ix.Symbol]]
-    ) -> tuple[list[ix.Symbol], np.ndarray]:
-        """Replaces addresses of module globals in parameters by zero and a relocation."""
-        symbols = Numbering()
-        rows: list[tuple[int, int, int, int, int]] = []
-        layouts = [f.fields for f in functions]
-        ranges = sorted(ranges, key=lambda r: r[0])
-        starts = np.array([r[0] for r in ranges], np.uint64)
-        ends = np.array([r[0] + r[1] for r in ranges], np.uint64)
-        for block, graph in enumerate(graphs if ranges else []):
-            offsets = wide_words(graph, layouts) - graph.param_start()
-            words = graph.params[: len(graph.params) // 8 * 8].view(np.uint64)
-            values = words[offsets // 8]
-            places = np.searchsorted(starts, values, side="right") - 1
-            hits = np.flatnonzero((places >= 0) & (values < ends[np.maximum(places, 0)]))
-            for hit in hits.tolist():
-                start, _, symbol = ranges[int(places[hit])]
-                rows.append(
-                    (block, int(offsets[hit]) + graph.param_start(), symbols.of(symbol), 0, int(values[hit]) - start)
-                )
-                words[int(offsets[hit]) // 8] = 0
-        return list(symbols.numbers), np.array(rows, _rankpatch.relocation_dtype)
 
     def _allocations(self) -> np.ndarray:
         allocations = self._hook.allocations()

@@ -66,10 +66,13 @@ class Recording:
     functions: list[ix.Function]
     modules: list[ModuleRecord]
     symbols: list[ix.Symbol]
-    relocations: np.ndarray  # relocation_dtype
+    relocations: np.ndarray  # relocation_dtype; `block` is the graph
     communicators: list[ix.Communicator]
     comm_ops: np.ndarray  # comm_op_dtype, `group` as the nodes number it
     contents: list[ContentRecord]
+    global_relocations: np.ndarray = field(  # `block` is the place in the list of all modules' globals
+        default_factory=lambda: np.zeros(0, _rankpatch.relocation_dtype)
+    )
     windows: np.ndarray = field(default_factory=lambda: np.zeros(0, _hook.window_dtype))  # see archive.windows.with_own
     own_window: bool = False  # whether the rank's own memory was open, too
     engine: dict[str, Any] = field(default_factory=dict)  # what the engine's adapter compares when it restores
@@ -149,6 +152,7 @@ class Recording:
             "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
             "symbols": self.symbols,
             "relocations": self.relocations.tobytes(),
+            "relocations of globals": self.global_relocations.tobytes(),
             "communicators": [(c.size, c.axes) for c in self.communicators],
             "comm ops": len(self.comm_ops),
             "windows": (len(self.windows), self.own_window),
@@ -257,10 +261,17 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         blocks=blocks,
         rules=writer.put("rules", ranked.rules),
         tables=writer.put("tables", ranked.tables),
-        relocations=writer.put("relocations", recording.relocations),
+        relocations=writer.put("relocations", np.concatenate([recording.relocations, _in_blocks(recording)])),
         windows=windows,
         engine=recording.engine,
     )
+
+
+def _in_blocks(recording: Recording) -> np.ndarray:
+    """The relocations of globals, by number of the block."""
+    out = recording.global_relocations.copy()
+    out["block"] += len(recording.graphs) + 1 + len(recording.contents)
+    return out
 
 
 def _pack_graphs(writer: ArchiveWriter, recording: Recording) -> tuple[list[ix.Template], list[ix.Member]]:
@@ -340,6 +351,9 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
         at = (ordinals["address"] == content.address) & (ordinals["live"] == 1)
         ordinal = int(ordinals["ordinal"][at][0]) if at.any() else 0
         contents.append(ContentRecord(content.address, content.arena, ordinal, array(content.section, np.uint8)))
+    relocations = array(variant.relocations, _rankpatch.relocation_dtype)
+    of_globals = relocations[relocations["block"] >= len(graphs)]
+    of_globals["block"] -= len(graphs) + 1 + len(contents)
     notes = dict(reader.index.notes)
     return Recording(
         variant=variant.name,
@@ -353,7 +367,8 @@ def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
         functions=variant.functions,
         modules=modules,
         symbols=variant.symbols,
-        relocations=array(variant.relocations, _rankpatch.relocation_dtype),
+        relocations=relocations[relocations["block"] < len(graphs)],
+        global_relocations=of_globals,
         communicators=variant.communicators,
         comm_ops=array(variant.comm_ops, _hook.comm_op_dtype),
         contents=contents,

@@ -34,7 +34,8 @@ class CaptureSpec:
 
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
     set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
-    every launch stays; up to ``jobs`` launches run side by side on the device.
+    every launch stays; up to ``jobs`` launches run side by side on the device.  ``allow_opaque_modules`` captures
+    modules whose globals cannot be listed, too.
     """
 
     variant: str
@@ -45,6 +46,7 @@ class CaptureSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     logs: Path | None = None
     jobs: int = 1
+    allow_opaque_modules: bool = False
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -247,6 +249,7 @@ class Runs:
             FOUNDRYD_MODE="capture",
             FOUNDRYD_VARIANT=str(self._mesh),
             FOUNDRYD_RECORDING=str(launch.path),
+            FOUNDRYD_ALLOW_OPAQUE_MODULES=str(int(self._spec.allow_opaque_modules)),
             RANK=str(launch.rank),
             LOCAL_RANK=str(local),
             WORLD_SIZE=str(self._mesh.world),

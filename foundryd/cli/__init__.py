@@ -13,7 +13,7 @@ import typer
 
 from foundryd.errors import FoundrydError
 
-_COMMANDS = ("demo", "capture", "run", "start", "stop", "status", "ls", "logs", "verify", "inspect")
+_COMMANDS = ("demo", "capture", "run", "start", "stop", "status", "ls", "logs", "verify", "inspect", "doctor")
 
 
 def build() -> typer.Typer:

@@ -26,6 +26,13 @@ def capture(
     deadline: Annotated[float, typer.Option(help="Seconds for one launch of the engine.")] = 900.0,
     jobs: Annotated[int, typer.Option(min=1, help="Launches side by side on the device, if memory allows.")] = 1,
     logs: Annotated[Path | None, typer.Option(help="A folder to keep the output of every launch in.")] = None,
+    allow_opaque_modules: Annotated[
+        bool,
+        typer.Option(
+            "--allow-opaque-modules",
+            help="Capture modules whose globals cannot be listed: a value that only device code gave one is lost.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Capture an engine as a few ranks of a world, one after another on one GPU, and write the archive."""
@@ -37,7 +44,17 @@ def capture(
         requested = [int(r) for r in sample.split(",")] if sample else None
     except ValueError:
         raise UsageError(f"--sample is {sample!r}, not ranks joined by commas as in 0,1,2,7") from None
-    spec = CaptureSpec(variant, command, requested, world_size, deadline, driver_environment(driver), logs, jobs)
+    spec = CaptureSpec(
+        variant,
+        command,
+        requested,
+        world_size,
+        deadline,
+        driver_environment(driver),
+        logs,
+        jobs=jobs,
+        allow_opaque_modules=allow_opaque_modules,
+    )
     result = run_capture(output, spec, append=append, progress=lambda text: print(text, file=sys.stderr))
     if as_json:
         figures = {

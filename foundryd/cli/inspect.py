@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foundryd.archive.format import image_section
 from foundryd.archive.identity import shown
 from foundryd.archive.index import Variant
 from foundryd.archive.inflate import inflated_size
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import stored_bytes
+from foundryd.capture.images import summary
 
 
 def inspect(
@@ -65,11 +67,36 @@ def _variant(reader: ArchiveReader, variant: Variant) -> dict[str, Any]:
         "functions": len(variant.functions),
         "modules": len(variant.modules),
         "images": len({digest for module in variant.modules for digest in module.digests}),
+        "module_details": _modules(reader, variant),
         "communicators": len(variant.communicators),
         "contents": len(variant.contents),
         "content_bytes": sum(content.bytes for content in variant.contents),
         "rules_bytes": reader.entry(variant.rules).length,
     }
+
+
+def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
+    """What each module's image holds; where ranks have images of their own, the first of them."""
+    notes = reader.index.notes if reader.index.kind == "recording" else reader.index.notes.get(variant.name, {})
+    opaque = dict(notes.get("opaque_modules", []))
+    fact = reader.index.identity.get("compute_capability")
+    out = []
+    for number, module in enumerate(variant.modules):
+        image = bytes(reader.section(image_section(module.digests[0])))
+        found = summary(image, str(fact.value if fact else ""))
+        out.append(
+            {
+                "digest": module.digests[0],
+                "images": len(module.digests),
+                "bytes": len(image),
+                "targets": found.targets,
+                "compression": found.compression,
+                "globals": found.globals,
+                "changed_globals": [g.name for g in module.globals],
+                "opaque": opaque.get(number, found.unreadable),
+            }
+        )
+    return out
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -89,6 +116,19 @@ def _show(report: dict[str, Any]) -> None:
             *(str(variant[key]) for key in ("graphs", "templates", "functions", "images", "content_bytes")),
         )
     console.print(variants)
+    modules = Table("module", "bytes", "code for", "compressed", "globals", "changed", "opaque")
+    for variant in report["variants"]:
+        for number, module in enumerate(variant["module_details"]):
+            modules.add_row(
+                f"{escape(variant['name'])} {number}",
+                str(module["bytes"]),
+                escape(", ".join(module["targets"])),
+                ", ".join("no" if c == "none" else c for c in module["compression"]),
+                "unknown" if module["globals"] is None else str(module["globals"]),
+                str(len(module["changed_globals"])),
+                escape(module["opaque"]),
+            )
+    console.print(modules)
     sizes = Table("stored", "bytes", "share")
     for kind, count in report["stored_bytes"].items():
         sizes.add_row(kind, str(count), f"{100 * count / report['bytes']:.1f} %")

@@ -50,4 +50,6 @@ def readable(line: str) -> str:
         text = f"{entry['time']} {entry['level']:7} {entry['message']}"
     except (ValueError, KeyError, TypeError):
         return line.rstrip("\n")
+    if entry.get("attach"):
+        text += f" (attach {entry['attach']})"
     return f"{text}\n{entry['traceback']}" if "traceback" in entry else text

@@ -13,7 +13,7 @@ import typer
 from foundryd.daemon.launch import command, start_daemon
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.errors import UsageError
-from foundryd.settings import settings
+from foundryd.settings import parse_http, settings
 
 RuntimeOption = Annotated[
     Path | None,
@@ -30,17 +30,30 @@ def start(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay: for systemd and containers.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds until every archive must be resident.")] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json or text.  [default: FOUNDRYD_LOG_FORMAT, else json]")] = "",
+    http: Annotated[
+        str,
+        typer.Option(help="Loopback port of health and metrics, 0: a free one.  [default: FOUNDRYD_HTTP, else off]"),
+    ] = "",
 ) -> None:
     """Starts the daemon of this node and waits until every archive is verified and resident."""
     folder = runtime_path(runtime_dir)
     gid = _group_id(group) if group else None
     if log_level not in {"debug", "info", "warning", "error"}:
         raise UsageError(f"the log level is {log_level!r}: use debug, info, warning or error")
+    form = (log_format or settings().log_format or "json").lower()
+    if form not in {"json", "text"}:
+        raise UsageError(f"the log format is {log_format!r}: use json or text")
+    port = parse_http(http, "--http") if http else settings().http
     if foreground:
-        line = command(folder, archives or [], group=gid, log_level=log_level)
+        line = command(folder, archives or [], group=gid, log_level=log_level, log_format=form, http=port)
         os.execv(line[0], line)  # the service manager then watches the daemon itself
-    started = start_daemon(folder, archives or [], group=gid, log_level=log_level, timeout=timeout)
+    started = start_daemon(
+        folder, archives or [], group=gid, log_level=log_level, log_format=form, http=port, timeout=timeout
+    )
     typer.echo(f"foundryd is ready: pid {started.status.pid}, {RuntimeDir(folder).door}")
+    if started.status.http_port:
+        typer.echo(f"  health and metrics: http://127.0.0.1:{started.status.http_port}")
     for archive in started.status.archives:
         typer.echo(f"  {archive.name}  {archive.digest[:12]}  {archive.bytes} bytes  {archive.path}")
 

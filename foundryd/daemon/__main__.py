@@ -12,32 +12,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from prometheus_client import disable_created_metrics
+
 from foundryd.daemon.notify import Notifier
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.server import Daemon
 from foundryd.daemon.store import Store, parse_archives
 from foundryd.daemon.tools import ArchiveTools
 from foundryd.errors import FoundrydError
+from foundryd.logs import handler
 from foundryd.settings import settings
 
 log = logging.getLogger("foundryd.daemon")
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Time, level, logger, message, and the traceback where there is one."""
-        line = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "pid": record.process,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
 
 
 def main(arguments: list[str] | None = None, tools: ArchiveTools | None = None) -> int:
@@ -46,14 +32,15 @@ def main(arguments: list[str] | None = None, tools: ArchiveTools | None = None) 
     parser.add_argument("--runtime-dir", type=Path, required=True)
     parser.add_argument("--group", type=int, help="group id whose members may attach")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--log-format", default="json", choices=["json", "text"])
+    parser.add_argument("--http", type=int, help="port of health and metrics on loopback, 0 for a free one")
     parser.add_argument("--report-fd", type=int, help="descriptor that gets a failure as one JSON object")
     parser.add_argument("archives", nargs="*", help="FILE or NAME=FILE")
     options = parser.parse_args(arguments)
 
     os.umask(0o077)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=options.log_level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler(options.log_format)], force=True)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     if options.report_fd is not None:
         os.set_inheritable(options.report_fd, False)
     try:
@@ -63,7 +50,7 @@ def main(arguments: list[str] | None = None, tools: ArchiveTools | None = None) 
         archives = parse_archives(options.archives)
         limits = settings()
         store = Store(tools, max_archives=limits.max_archives, max_bytes=limits.max_bytes)
-        Daemon(runtime, archives, store, group=options.group, notifier=Notifier()).run()
+        Daemon(runtime, archives, store, group=options.group, notifier=Notifier(), http=options.http).run()
     except FoundrydError as error:
         log.error("%s", error)
         _report(options.report_fd, error.reason, str(error))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The door: leases and descriptors over Unix SEQPACKET connections.
 
-A connection says ``Hello``, then ``Attach``, then nothing more: as long as it is open the rank has its lease.
-A rank that had its lease from an earlier daemon says ``Reattach`` instead, and ``Offer`` when it is asked to.
+A connection says ``Hello``, then ``Attach``, then at most how its restore ended: as long as it is open the rank has its
+lease.  Or it says ``Hello`` and ``Report`` only, and is closed.  A rank that had its lease from an earlier daemon says
+``Reattach`` instead of ``Attach``, and ``Offer`` when it is asked to.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import socket
 import struct
 from collections import Counter
@@ -22,6 +24,7 @@ from typing import Protocol
 from foundryd.daemon import messages, wire
 from foundryd.daemon.loop import Loop, Timer
 from foundryd.daemon.messages import (
+    REPORTS,
     Attach,
     Ended,
     Granted,
@@ -30,18 +33,21 @@ from foundryd.daemon.messages import (
     Message,
     Offer,
     Reattach,
+    Report,
     Resumed,
     Wanted,
     Welcome,
 )
 from foundryd.daemon.sealed import Sealed
 from foundryd.errors import FoundrydError, PermissionRefused, ProtocolError
+from foundryd.logs import attach_field
 
 log = logging.getLogger(__name__)
 
 HELLO_DEADLINE = 5.0  # seconds until a connection must have asked for its lease
 MAX_WAITING = 256  # connections without a lease; a further one pushes out another
 MAX_CONNECTIONS = 4096
+MAX_REPORTS = 64  # of one connection; further ones are not looked at
 ACCEPTS_A_ROUND = 64
 SO_PEERGROUPS = 59  # missing from the socket module
 
@@ -109,6 +115,12 @@ class Service(Protocol):
     def left(self, connection: Connection) -> None:
         """A connection without a lease ended."""
 
+    def refused(self, connection: Connection, reason: str) -> None:
+        """A connection that asked for a lease will not get it."""
+
+    def report(self, connection: Connection, report: Report) -> None:
+        """A rank says how its restore ended."""
+
 
 class Connection:
     """One client at the door."""
@@ -119,12 +131,19 @@ class Connection:
         self.state = State.NEW
         self.lease: LeaseState | None = None
         self.timer = timer
-        self.version = 0  # of the protocol, after the greeting
+        self.version = 0  # of the protocol, once greeted
+        self.attach_id = ""
+        self.reports = 0
 
     @property
     def closed(self) -> bool:
         """Whether it ended meanwhile."""
         return self.state is State.CLOSED
+
+
+def attach_of(connection: Connection) -> dict[str, str]:
+    """What a line of the log says about whose attach it is."""
+    return attach_field(connection.attach_id)
 
 
 class Door:
@@ -177,12 +196,14 @@ class Door:
         """Tells the client why and closes."""
         if not connection.closed:
             self._send(connection, messages.refusal(error))
-            self.drop(connection, error.reason)
+            self.drop(connection, error.reason, reason=error.reason)
 
-    def drop(self, connection: Connection, why: str) -> None:
-        """Closes a connection, which ends its lease."""
+    def drop(self, connection: Connection, why: str, *, reason: str = "gone") -> None:
+        """Closes a connection, which ends its lease; ``reason`` is why a lease that it waits for is not granted."""
         if connection.closed:
             return
+        if connection.state is State.WAITING:
+            self._service.refused(connection, reason)
         connection.state = State.CLOSED
         connection.timer.cancel()
         fd = connection.sock.fileno()
@@ -207,7 +228,7 @@ class Door:
         self._listener.close()
         for connection in list(self._connections.values()):
             self._send(connection, Ended(reason="stopped", message=message))
-            self.drop(connection, "stopped")
+            self.drop(connection, "stopped", reason="daemon")
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_ROUND):
@@ -258,16 +279,16 @@ class Door:
             step()
         except FoundrydError as error:
             if not isinstance(error, ProtocolError) or connection.state is not State.LEASED:
-                log.info("pid %d is refused: %s", connection.peer.pid, error)
+                log.info("pid %d is refused: %s", connection.peer.pid, error, extra=attach_of(connection))
                 self.refuse(connection, error)
                 return
-            log.warning("pid %d loses its lease: %s", connection.peer.pid, error)
+            log.warning("pid %d loses its lease: %s", connection.peer.pid, error, extra=attach_of(connection))
             self._send(connection, Ended(reason=error.reason, message=messages.printable(error)))
             self.drop(connection, error.reason)
         except OSError as error:
             self.drop(connection, error.strerror or "socket error")
         except Exception:  # a fault of ours, which must not take the others' leases
-            log.exception("serving pid %d failed", connection.peer.pid)
+            log.exception("serving pid %d failed", connection.peer.pid, extra=attach_of(connection))
             self.drop(connection, "internal error")
 
     def _read(self, connection: Connection) -> None:
@@ -292,6 +313,7 @@ class Door:
         elif isinstance(message, Attach) and connection.state is State.GREETED:
             connection.state = State.WAITING
             connection.timer.cancel()
+            connection.attach_id = message.attach_id or secrets.token_hex(8)
             self._service.attach(connection, message)
         elif isinstance(message, Reattach) and connection.state is State.GREETED and connection.version >= 2:
             connection.state = State.WAITING
@@ -301,6 +323,13 @@ class Door:
             connection.state = State.WAITING
             connection.timer.cancel()
             self._service.offer(connection, packet.take())
+        elif isinstance(message, Report) and connection.version >= REPORTS and connection.state is State.LEASED:
+            connection.reports += 1
+            if connection.reports <= MAX_REPORTS:
+                self._service.report(connection, message)
+        elif isinstance(message, Report) and connection.version >= REPORTS and connection.state is State.GREETED:
+            self._service.report(connection, message)
+            self.drop(connection, "reported")
         else:
             raise ProtocolError(
                 f"the door got {type(message).__name__} where it expects {connection.state.value}: correct the client"

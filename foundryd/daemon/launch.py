@@ -53,11 +53,16 @@ def command(
     *,
     group: int | None = None,
     log_level: str = "info",
+    log_format: str = "json",
+    http: int | None = None,
     report_fd: int | None = None,
     program: Sequence[str] = PROGRAM,
 ) -> list[str]:
     """The command line of a daemon's process.  ``-P``: the current folder is no place to import from."""
     line = [sys.executable, "-P", *program, "--runtime-dir", os.fspath(runtime_dir), "--log-level", log_level]
+    line += ["--log-format", log_format]
+    if http is not None:
+        line += ["--http", str(http)]
     if group is not None:
         line += ["--group", str(group)]
     if report_fd is not None:
@@ -71,6 +76,8 @@ def start_daemon(
     *,
     group: int | None = None,
     log_level: str = "info",
+    log_format: str = "json",
+    http: int | None = None,
     timeout: float = 300.0,
     program: Sequence[str] = PROGRAM,
 ) -> Started:
@@ -79,6 +86,8 @@ def start_daemon(
     Parameters
     ----------
     archives : ``FILE`` or ``NAME=FILE``.
+    log_format : ``json`` or ``text``.
+    http : port of health and metrics on loopback, 0 for a free one, which the status tells; None: not served.
     timeout : seconds until every archive is resident; the daemon is ended when it is late.
 
     Raises
@@ -100,6 +109,8 @@ def start_daemon(
                         archives,
                         group=group,
                         log_level=log_level,
+                        log_format=log_format,
+                        http=http,
                         report_fd=write_end,
                         program=program,
                     ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 
-from foundryd.daemon.messages import LeaseState
+import msgspec
+
+from foundryd.daemon.messages import LeaseState, Report, reason_label
 from foundryd.errors import GenerationFenced, LimitReached, RankTaken, UsageError
 
 MAX_NAME = 256  # characters of a group
@@ -37,6 +39,7 @@ class Leases:
         uid: int,
         generation: int | None = None,
         own_memory: bool = False,
+        attach_id: str = "",
     ) -> LeaseState:
         """A new lease; with a ``generation`` the one that an earlier daemon gave, for a rank that comes back.
 
@@ -87,9 +90,21 @@ class Leases:
             uid=uid,
             generation=generation,
             own_memory=own_memory,
+            attach_id=attach_id,
         )
         self._leases[group, rank] = lease
         return lease
+
+    def note(self, lease: LeaseState, report: Report) -> LeaseState:
+        """Keeps what the rank reported; the lease from here on."""
+        noted = msgspec.structs.replace(
+            lease,
+            outcome=report.outcome,
+            reason=reason_label(report.reason) if report.reason else "",
+            restore_ms=sum(report.phases.values()),
+        )
+        self._leases[lease.group, lease.rank] = noted
+        return noted
 
     def release(self, lease: LeaseState) -> None:
         """Ends a lease."""

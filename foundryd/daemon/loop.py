@@ -43,9 +43,9 @@ class Loop:
         self._stopped = False
         self.watch(self._wake, self._drain)
 
-    def watch(self, source: Source, callback: Callback) -> None:
-        """Calls ``callback`` whenever ``source`` is readable or hung up."""
-        self._poller.register(source, zmq.POLLIN)
+    def watch(self, source: Source, callback: Callback, *, writable: bool = False) -> None:
+        """Calls ``callback`` whenever ``source`` is readable or hung up; ``writable``: when it is writable instead."""
+        self._poller.register(source, zmq.POLLOUT if writable else zmq.POLLIN)
         self._callbacks[source] = callback
 
     def unwatch(self, source: Source) -> None:

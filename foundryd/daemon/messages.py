@@ -8,7 +8,7 @@ peers of different versions find out that they are.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 import msgpack
 import msgspec
@@ -26,6 +26,14 @@ MAX_ANSWER = 16 << 20  # bytes of what the daemon sends over control
 MAX_DEPTH = 8
 MAX_TEXT = 4096  # bytes of a string
 MAX_ITEMS = 65536  # of a list
+
+# The phases of a restore, in order; a report of another one counts as ``other``.
+PHASES = ("attach", "layout", "modules", "functions", "content", "agreement", "communication", "graphs", "done")
+
+REPORTS = 2  # the version since which a rank may send ``Report``
+
+# What connects the lines of a rank's log with those of the daemon's: the rank makes it, an older rank's is empty.
+AttachId = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[0-9A-Za-z_-]*$")]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -79,6 +87,10 @@ class LeaseState(msgspec.Struct, frozen=True):
     uid: int
     generation: int
     own_memory: bool = False
+    attach_id: str = ""
+    outcome: str = ""  # what the rank reported last: ``restored`` or ``fallback``
+    reason: str = ""  # of a fallback
+    restore_ms: float = 0.0  # all phases of that report
 
 
 # --- door, client to daemon ------------------------------------------------------------------------------------------
@@ -99,6 +111,26 @@ class Attach(Message, frozen=True):
     group: str
     rank: int
     variant: str
+    attach_id: AttachId = ""
+
+
+class Report(Message, frozen=True):
+    """How a restore ended, since version 2.  Said by a rank with a lease, or instead of ``Attach`` by one without.
+
+    ``phases`` are milliseconds of each phase that ended; ``reason`` is that of the error, empty when all went well.
+    """
+
+    outcome: Literal["restored", "fallback"]
+    attach_id: AttachId
+    group: Annotated[str, msgspec.Meta(max_length=256)]
+    rank: int
+    reason: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    message: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] = ""
+    phases: Annotated[dict[str, float], msgspec.Meta(max_length=32)] = {}
+
+    def __post_init__(self) -> None:
+        if not all(0 <= ms <= 1e9 for ms in self.phases.values()):  # so is not a number either
+            raise ValueError("a phase of a report has no possible time")
 
 
 class Reattach(Message, frozen=True):
@@ -239,6 +271,8 @@ class Status(Message, frozen=True):
     uptime_ms: float
     archives: list[ArchiveState]
     leases: list[LeaseState]
+    http_port: int = 0  # of health and metrics on loopback; 0: not served
+    resident_bytes: int = 0  # of archives and plans in shared memory
 
 
 class Archives(Message, frozen=True):
@@ -291,7 +325,7 @@ class Tick(Message, frozen=True):
 
 
 FromClient = Union[  # noqa: UP007 - a value that msgspec.convert takes
-    Hello, Attach, Reattach, Offer, GetStatus, ListArchives, LoadArchive, UnloadArchive, Stop, Subscribe
+    Hello, Attach, Reattach, Offer, Report, GetStatus, ListArchives, LoadArchive, UnloadArchive, Stop, Subscribe
 ]
 FromDaemon = Union[Welcome, Granted, Wanted, Resumed, Ended, Refused, Status, Archives, Done, Event, Tick]  # noqa: UP007
 
@@ -366,20 +400,38 @@ def _plain(data: bytes, limit: int) -> Any:
     if len(data) > limit:
         raise ProtocolError(f"a message has {len(data)} bytes and may have {limit}: the peer must be corrected")
     try:
+        # This decoder makes room for elements as they come, the other one for as many as a list says that it has: a
+        # thousand long lists in one another would be half a gigabyte.
+        msgspec.msgpack.decode(data)
         value = msgpack.unpackb(
             data,
             strict_map_key=True,
+            object_pairs_hook=_unique_keys,
+            ext_hook=_no_extension,
             max_str_len=MAX_TEXT * 4,
             max_bin_len=0,
             max_ext_len=0,
             max_array_len=MAX_ITEMS,
             max_map_len=64,
         )
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgspec.DecodeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a message is not msgpack ({error!r:.200}): the peer must be corrected") from error
     if _depth(value) > MAX_DEPTH:
         raise ProtocolError(f"a message is nested deeper than {MAX_DEPTH} levels: the peer must be corrected")
     return value
+
+
+def _unique_keys(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a map has a key twice")
+    if not all(isinstance(key, str) for key in result):
+        raise ValueError("a map has a key that is no text")
+    return result
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")
 
 
 def _depth(value: Any) -> int:
@@ -403,6 +455,11 @@ def _subclasses(kind: type[FoundrydError]) -> dict[str, type[FoundrydError]]:
     for child in kind.__subclasses__():
         found |= _subclasses(child)
     return found
+
+
+def reason_label(reason: str) -> str:
+    """The reason, if some class of ``foundryd.errors`` has it, else ``other``: a metric has few label values."""
+    return reason if reason in _BY_REASON else "other"
 
 
 _BY_REASON = {k: v for k, v in _subclasses(FoundrydError).items() if v.__module__ == errors.__name__}

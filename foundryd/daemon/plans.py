@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from foundryd.daemon.resident import Resident
@@ -33,11 +34,15 @@ def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) ->
 
 
 class Plans:
-    """Plans by (digest, variant, rank).  Used in the loop's thread only."""
+    """Plans by (digest, variant, rank).  Used in the loop's thread only.
 
-    def __init__(self, store: Store, worker: Worker) -> None:
+    ``observe`` is called in the worker's thread with the seconds that computing each plan took.
+    """
+
+    def __init__(self, store: Store, worker: Worker, observe: Callable[[float], object] = lambda seconds: None) -> None:
         self._store = store
         self._worker = worker
+        self._observe = observe
         self._plans: dict[Key, Sealed] = {}
         self._waiting: dict[Key, list[Waiter]] = {}
         self.computed = 0  # how often one was computed
@@ -52,8 +57,13 @@ class Plans:
         else:
             self._waiting[key] = [waiter]
             self._worker.submit(
-                lambda: compute(self._store.tools, resident, variant, rank), lambda result: self._finish(key, result)
+                lambda: self._compute(resident, variant, rank), lambda result: self._finish(key, result)
             )
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory that all plans take."""
+        return sum(plan.size for plan in self._plans.values())
 
     def forget(self, digest: str) -> None:
         """Drops the plans of an archive."""
@@ -65,6 +75,12 @@ class Plans:
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()
+
+    def _compute(self, resident: Resident, variant: str, rank: int) -> Sealed:
+        begin = time.monotonic()
+        plan = compute(self._store.tools, resident, variant, rank)
+        self._observe(time.monotonic() - begin)
+        return plan
 
     def _finish(self, key: Key, result: Sealed | BaseException) -> None:
         if not isinstance(result, Sealed | FoundrydError):

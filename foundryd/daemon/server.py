@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -10,16 +11,19 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import zmq
 
 from foundryd.daemon import messages
 from foundryd.daemon.control import Control, Reply
-from foundryd.daemon.door import Connection, Door
+from foundryd.daemon.door import Connection, Door, attach_of
+from foundryd.daemon.http import Answer, Http
 from foundryd.daemon.leases import Leases
 from foundryd.daemon.loop import Loop
-from foundryd.daemon.messages import ArchiveState, Attach, Done, Event, EventKind, LeaseState, Tick, Welcome
+from foundryd.daemon.messages import ArchiveState, Attach, Done, Event, EventKind, LeaseState, Report, Tick, Welcome
+from foundryd.daemon.metrics import CONTENT_TYPE, Metrics, Snapshot
 from foundryd.daemon.notify import Notifier
 from foundryd.daemon.plans import Plans
 from foundryd.daemon.resident import Resident, free
@@ -30,6 +34,7 @@ from foundryd.daemon.store import Store, archive_name, find_variant
 from foundryd.daemon.worker import Worker
 from foundryd.errors import DaemonError, FoundrydError
 from foundryd.faults import fault
+from foundryd.logs import attach_field
 from foundryd.settings import settings
 
 log = logging.getLogger(__name__)
@@ -57,6 +62,7 @@ class Daemon:
     archives : names and paths to load before the daemon is ready; one that cannot be loaded ends it.
     store : where archives live.
     group : group id whose members may attach; None: this user and root only.
+    http : port of health and metrics on loopback, 0 for one that the kernel picks; None: not served.
     """
 
     def __init__(
@@ -67,12 +73,16 @@ class Daemon:
         *,
         group: int | None = None,
         notifier: Notifier | None = None,
+        http: int | None = None,
     ) -> None:
         self._runtime = runtime
         self._initial = list(archives)
         self._store = store
         self._group = group
         self._notifier = notifier or Notifier({})
+        self._http_port = http
+        self._http: Http | None = None
+        self._metrics = Metrics(self._snapshot)
         self._instance = uuid.uuid4().hex
         self._started = time.time()
         self._clock = time.monotonic()
@@ -119,12 +129,13 @@ class Daemon:
     def _serve(self, lock: Lock) -> None:
         self._loop = Loop()
         self._worker = Worker(self._loop)
-        self._plans = Plans(self._store, self._worker)
+        self._plans = Plans(self._store, self._worker, self._metrics.planned)
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             self._control = Control(self._loop, context, os.fspath(self._runtime.control), self, self._group)
             try:
+                self._open_http()
                 # The door opens last: who can connect to it finds everything else there.
                 self._door = Door(self._loop, os.fspath(self._runtime.door), self, self._group)
                 self._returning = Returning(self._loop, self._store, self._door, self)
@@ -139,6 +150,8 @@ class Daemon:
                 finally:
                     self._notifier.send("STOPPING=1")
                     self._door.close(self._farewell)
+                    if self._http is not None:
+                        self._http.close()
             finally:
                 self._control.close()
         finally:
@@ -289,6 +302,7 @@ class Daemon:
             digest=resident.digest,
             pid=peer.pid,
             uid=peer.uid,
+            attach_id=connection.attach_id,
         )
         connection.lease = lease
         self._note_holding()
@@ -300,7 +314,9 @@ class Daemon:
             if isinstance(plan, FoundrydError):
                 self._door.refuse(connection, plan)
                 return
-            log.info("lease %d: rank %d of %s for pid %d", lease.number, lease.rank, lease.group, lease.pid)
+            who = (lease.number, lease.rank, lease.group, lease.pid)
+            log.info("lease %d: rank %d of %s for pid %d", *who, extra=attach_of(connection))
+            self._metrics.attached()
             self._door.grant(connection, lease, resident.memory, plan)
 
         self._plans.request(resident, variant.name, request.rank, grant)
@@ -350,9 +366,27 @@ class Daemon:
         """Door: a lease ended with its connection."""
         self._leases.release(lease)
         self._emit("lease_ended", lease=lease, message=why)
-        log.info("lease %d of rank %d of %s ended: %s", lease.number, lease.rank, lease.group, why)
+        who = (lease.number, lease.rank, lease.group)
+        log.info("lease %d of rank %d of %s ended: %s", *who, why, extra=attach_field(lease.attach_id))
         self._note_holding()
         fault("detach")
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        """Door: a lease was asked for in vain."""
+        self._metrics.refused(reason)
+
+    def report(self, connection: Connection, report: Report) -> None:
+        """Door: a rank says how its restore ended."""
+        self._metrics.reported(report)
+        if connection.lease is not None:
+            connection.lease = self._leases.note(connection.lease, report)
+        who = (report.rank, report.group, connection.peer.pid)
+        extra = attach_field(report.attach_id)
+        if report.outcome == "restored":
+            log.info("rank %d of %s (pid %d) restored in %.0f ms", *who, sum(report.phases.values()), extra=extra)
+        else:
+            why = (messages.reason_label(report.reason), report.message)
+            log.warning("rank %d of %s (pid %d) captures natively (%s): %s", *who, *why, extra=extra)
 
     def _note_holding(self) -> None:
         """Writes down which archives ranks have, for the next daemon; not when this one's end takes their leases."""
@@ -403,6 +437,8 @@ class Daemon:
             uptime_ms=(time.monotonic() - self._clock) * 1000,
             archives=self._archives(),
             leases=self._leases.all(),
+            http_port=0 if self._http is None else self._http.port,
+            resident_bytes=self._resident_bytes(),
         )
 
     def archives(self, id: int) -> messages.Archives:
@@ -416,3 +452,36 @@ class Daemon:
 
     def _archives(self) -> list[ArchiveState]:
         return [r.state for r in self._store.residents()] + [entry.state for entry in self._loading.values()]
+
+    def _resident_bytes(self) -> int:
+        contents = {r.digest: r.memory.size for r in self._store.residents()}
+        return sum(contents.values()) + self._plans.bytes
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    def _open_http(self) -> None:
+        if self._http_port is not None:
+            routes = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._exposition}
+            self._http = Http(self._loop, self._http_port, routes)
+            log.info("health and metrics are on http://127.0.0.1:%d", self._http.port)
+
+    def _livez(self) -> Answer:
+        return Answer(HTTPStatus.OK, b"ok\n")
+
+    def _readyz(self) -> Answer:
+        missing = [{"archive": entry.state.name, "state": entry.state.state} for entry in self._loading.values()]
+        ready = self._ready and not missing
+        body = json.dumps({"ready": ready, "missing": missing}).encode() + b"\n"
+        return Answer(HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, body, "application/json")
+
+    def _exposition(self) -> Answer:
+        return Answer(HTTPStatus.OK, self._metrics.exposition(), CONTENT_TYPE)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            ready=self._ready and not self._loading,
+            resident=len(self._store.residents()),
+            loading=len(self._loading),
+            resident_bytes=self._resident_bytes(),
+            clients=len(self._leases),
+        )

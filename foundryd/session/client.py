@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import secrets
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ class Attachment:
     variant, rank, group, generation : what the rank is; the variant in its canonical spelling.
     lease : None without a daemon.
     daemon : the one that the lease is from, None without a daemon.
+    attach_id : what the daemon's log and this process's call this attach.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Attachment:
         group: str = "",
         generation: int = 0,
         lease: Lease | None = None,
+        attach_id: str = "",
     ) -> None:
         with ExitStack() as undo:
             undo.callback(archive.close)
@@ -71,6 +74,7 @@ class Attachment:
         self.group = group
         self.generation = generation
         self.lease = lease
+        self.attach_id = attach_id
 
     @property
     def daemon(self) -> DaemonInfo | None:
@@ -115,6 +119,7 @@ def attach(
     rank: int = 0,
     variant: str = "",
     timeout: float = 60.0,
+    attach_id: str = "",
     keep: bool = True,
 ) -> Attachment:
     """Takes a lease from the daemon and maps archive and plan.
@@ -126,6 +131,7 @@ def attach(
     group, rank : who this is; each pair has one holder on a node.
     variant : parallel configuration; empty: the only one.
     timeout : seconds for everything, the daemon's loading of the archive and computing of the plan included.
+    attach_id : what the daemon's log calls this attach, 1 to 64 letters and digits; empty: a random one.
     keep : whether a lost lease is asked for again in the background, for as long as the attachment is open.
 
     Raises
@@ -137,8 +143,9 @@ def attach(
     PermissionRefused : the daemon does not serve this user.
     DaemonError : it refused for another reason, or did not answer in time; or this process has no descriptor left.
     """
+    request = Attach(archive, group, rank, variant, attach_id or secrets.token_hex(8))
     try:
-        return _attach(Attach(archive, group, rank, variant), runtime_dir, timeout, keep)
+        return _attach(request, runtime_dir, timeout, keep)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
@@ -190,6 +197,7 @@ def _attach(request: Attach, runtime_dir: Path, timeout: float, keep: bool) -> A
             group=granted.group,
             generation=granted.generation,
             lease=lease,
+            attach_id=request.attach_id,
         )
         undo.pop_all()
     return attachment

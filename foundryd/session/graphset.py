@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foundryd._native import _hook
 from foundryd.archive.identity import Provider
 from foundryd.errors import CaptureError, FoundrydError, HookMissing, UsageError
+from foundryd.logs import attach_field
 from foundryd.session.identity import machine_identity
 from foundryd.session.native import CapturedGraph, ReplayableGraph, capture_native
+from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
 from foundryd.settings import Mode, Settings, settings
+
+if TYPE_CHECKING:
+    from foundryd.capture.recording import Recording
 
 log = logging.getLogger("foundryd")
 
@@ -43,12 +48,14 @@ class GraphSet:
         self._recorder: Any = None
         self._natives: list[CapturedGraph] = []
         self._finished = False
+        self._attach_id = new_attach_id()
         if self.mode is Mode.CAPTURE:
             self._start_recording()
         elif self.mode is Mode.RESTORE:
             try:
-                self._session = attach(config, self._providers)
+                self._session = attach(config, self._providers, attach_id=self._attach_id)
             except FoundrydError as error:
+                without_lease(config, of_fallback(config, self._attach_id, error, {}), error)
                 self._fall_back(error)
 
     @classmethod
@@ -101,6 +108,7 @@ class GraphSet:
             self._check_engine(self._session.engine)
             self._session.restore(self._store, connect=self._connect)
         except FoundrydError as error:
+            self._session.report_fallback(error)
             self._session.close()
             self._session = None
             self._fall_back(error)
@@ -113,6 +121,9 @@ class GraphSet:
 
     def _check_engine(self, recorded: Mapping[str, Any]) -> None:
         """Raises ``LayoutDiverged`` unless the engine is as ``_describe_engine`` described it when it was captured."""
+
+    def _examine(self, recording: Recording) -> None:
+        """Lets an adapter say in the recording's notes what whoever captures should know."""
 
     def _describe_outputs(self) -> None:
         """Brings the ``outputs`` of every captured graph into the form that an archive holds."""
@@ -153,7 +164,7 @@ class GraphSet:
         if self._store is not None and self._settings.world_size > 1:
             # The others must not wait for a rank that will not come.
             give_up(self._store, self._settings, error)
-        log.warning("capturing natively (%s): %s", error.reason, error)
+        log.warning("capturing natively (%s): %s", error.reason, error, extra=attach_field(self._attach_id))
 
     def _start_recording(self) -> None:
         from foundryd.capture.recorder import Recorder  # only a capturing engine needs it
@@ -177,6 +188,7 @@ class GraphSet:
         assert self._hook is not None
         assert self._settings.recording is not None
         recording = self._recorder.recording(self._describe_engine())
+        self._examine(recording)
         # After the memory was read: an adapter may have to replay graphs to describe them.
         self._describe_outputs()
         for graph, native in zip(recording.graphs, self._natives, strict=True):

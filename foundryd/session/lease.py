@@ -131,6 +131,12 @@ class Lease:
                 "or attach again if this lease was closed"
             )
 
+    def send(self, payload: bytes) -> None:
+        """Sends one packet without waiting; raises ``OSError`` when it cannot go now, nothing when the lease ended."""
+        with self._lock:
+            if self._socket is not None:
+                wire.send(self._socket, payload)
+
     def close(self) -> None:
         """Ends the lease for good; may be called twice."""
         with self._lock:

@@ -112,6 +112,7 @@ class Materializer:
         self._reader = reader
         self._variant = variant
         self._plan = plan
+        self._module_ids: list[int] = []
         self._bindings: Bindings | None = None
         self._small = SmallGraphs(hook)
         self._graphs: list[RestoredGraph] = []
@@ -127,14 +128,23 @@ class Materializer:
             check_windows(self._hook, wanted, self._plan.rank, own=windows.own)
 
     def load_modules(self) -> None:
-        """Loads every module in full, puts its changed globals in place and resolves functions and symbols."""
-        ids = []
-        for module, digest in zip(self._variant.modules, self._plan.modules, strict=True):
-            ids.append(self._hook.load_module(module.api, self._reader.section(image_section(digest))))
-            for changed in module.globals:
-                address, _ = self._hook.global_address(ids[-1], changed.name)
-                self._hook.upload(address, self._block(changed.block))
+        """Gives the driver every module's image."""
+        self._module_ids = [
+            self._hook.load_module(module.api, self._reader.section(image_section(digest)))
+            for module, digest in zip(self._variant.modules, self._plan.modules, strict=True)
+        ]
+
+    def bind_functions(self) -> None:
+        """Loads every function in full, resolves symbols and puts changed globals in place."""
+        ids = self._module_ids
         self._bindings = Bindings(self._hook, ids, self._variant.functions, self._variant.symbols)
+        for identifier, module in zip(ids, self._variant.modules, strict=True):
+            for changed in module.globals:
+                address, _ = self._hook.global_address(identifier, changed.name)
+                block = self._block(changed.block)
+                # A global may hold the address of another.
+                self._bindings.relocate(block, _slice(self._relocations, changed.block))
+                self._hook.upload(address, block)
 
     def upload_content(self) -> None:
         """Fills the held ranges that had content when the capture ended."""
@@ -147,7 +157,7 @@ class Materializer:
 
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates every member."""
-        assert self._bindings is not None, "load_modules comes first"
+        assert self._bindings is not None, "bind_functions comes first"
         templates = [TemplateReader(self._reader, t) for t in self._variant.templates]
         for place, member in enumerate(self._variant.members):
             template = templates[member.template]

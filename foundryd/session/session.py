@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from foundryd.archive.identity import Provider
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, LeaseLost, NotInArchiveError, UsageError
 from foundryd.faults import fault
+from foundryd.logs import attach_field, set_up_rank
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
@@ -24,21 +26,26 @@ from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 from foundryd.session.arrays import freeze_key
 from foundryd.session.identity import machine_identity
 from foundryd.session.materialize import Materializer, RestoredGraph, check_communicators, check_layout
+from foundryd.session.report import is_file, new_attach_id, of_fallback, of_restore, over_lease
 from foundryd.session.store import Store
 from foundryd.settings import Settings, settings
+
+log = logging.getLogger(__name__)
 
 _PHASES = ("ops", "done")
 _ATTACH_DEADLINE = 30.0  # seconds
 
 
-def attach(config: Settings | None = None, providers: Sequence[Provider] = ()) -> Session:
+def attach(config: Settings | None = None, providers: Sequence[Provider] = (), *, attach_id: str = "") -> Session:
     """Takes a lease and the layout; must precede the process's first CUDA context.
 
-    ``providers`` know facts of the engine that the archive's identity may name.
+    ``providers`` know facts of the engine that the archive's identity may name; ``attach_id`` is in the log's lines.
 
     Raises ``HookMissing``, ``AttachTooLate``, ``IdentityMismatch``, ``NotInArchiveError`` or a ``DaemonError``.
     """
     config = settings() if config is None else config
+    set_up_rank(config.log_format, config.log)
+    attach_id = attach_id or new_attach_id()
     started = time.monotonic()
     if not _hook.available():
         raise HookMissing(
@@ -55,7 +62,7 @@ def attach(config: Settings | None = None, providers: Sequence[Provider] = ()) -
             f"this process already has {report.contexts} CUDA context(s), and addresses cannot be fixed after "
             "the first: attach before anything touches the GPU"
         )
-    if "/" in config.archive or config.archive.endswith(".foundry"):
+    if is_file(config.archive):
         attachment = client.attach_file(Path(config.archive), variant=_variant(config), rank=config.rank)
     else:
         attachment = client.attach(
@@ -65,13 +72,17 @@ def attach(config: Settings | None = None, providers: Sequence[Provider] = ()) -
             rank=config.rank,
             variant=_variant(config),
             timeout=_ATTACH_DEADLINE,
+            attach_id=attach_id,
         )
     try:
-        session = Session(hook, attachment, config, providers)
+        session = Session(hook, attachment, config, providers, attach_id=attach_id)
     except BaseException:
         attachment.close()
         raise
     session.phases["attach"] = (time.monotonic() - started) * 1000
+    source = "a file" if attachment.daemon is None else f"the daemon with pid {attachment.daemon.pid}"
+    who = (config.rank, config.group, attachment.name, attachment.variant, source)
+    log.info("rank %d of %s attached to %s, %s, of %s", *who, extra=attach_field(attach_id))
     return session
 
 
@@ -96,6 +107,7 @@ class Session:
     restored : whether ``restore`` succeeded.
     phases : milliseconds of each phase so far, in order.
     plan : what this rank does differently from the reference rank.
+    attach_id : what the daemon's log and this process's call this attach.
     """
 
     def __init__(
@@ -104,12 +116,15 @@ class Session:
         attachment: client.Attachment,
         config: Settings,
         providers: Sequence[Provider] = (),
+        *,
+        attach_id: str = "",
     ) -> None:
         self._hook = hook
         self._attachment = attachment
         self._config = config
         self._materializer: Materializer | None = None
         self._graphs: dict[Any, RestoredGraph] = {}
+        self.attach_id = attach_id
         self.restored = False
         self.phases: dict[str, float] = {}
         self.plan = Plan.from_buffer(attachment.plan)
@@ -158,6 +173,12 @@ class Session:
                 raise
             raise cause from error
         self.restored = True
+        log.info("restored in %.0f ms", sum(self.phases.values()), extra=attach_field(self.attach_id))
+        over_lease(self._attachment, of_restore(self._config, self.attach_id, self.phases))
+
+    def report_fallback(self, error: FoundrydError) -> None:
+        """Tells the daemon that this rank captures natively, for its metrics; must precede ``close``."""
+        over_lease(self._attachment, of_fallback(self._config, self.attach_id, error, self.phases))
 
     def graph(self, key: Any) -> RestoredGraph:
         """The graph that the engine captured under ``key``; raises ``NotInArchiveError``."""
@@ -213,6 +234,8 @@ class Session:
         materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
         with self._phase("modules"):
             materializer.load_modules()
+        with self._phase("functions"):
+            materializer.bind_functions()
         with self._phase("content"):
             materializer.upload_content()
         with self._phase("agreement"):

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 
+#include <string>
+#include <vector>
+
 #include "arrays.h"
 
 namespace foundryd::bindings {
@@ -28,9 +31,13 @@ py::tuple functions(const Hook &hook) {
 }
 
 template <class Entry>
-py::tuple globals_of(const Hook &hook, Entry entry, uint32_t module) {
+py::tuple globals_of(const Hook &hook, Entry entry, uint32_t module, const std::vector<std::string> &listed) {
+  std::vector<const char *> wanted;
+  wanted.reserve(listed.size());
+  for (const std::string &name : listed) wanted.push_back(name.c_str());
   Buffer globals(hook), strings(hook);
-  hook.call(entry, module, globals.out(), strings.out());
+  hook.call(entry, module, static_cast<const char *const *>(wanted.data()), static_cast<uint64_t>(wanted.size()),
+            globals.out(), strings.out());
   const auto table = copy_array<fdy_global>(globals);
   py::list names;
   for (py::ssize_t i = 0; i < table.size(); ++i) names.append(text_at(strings, table.data()[i].name));
@@ -74,11 +81,17 @@ void define_modules(HookClass &hook) {
       .def("module_image", &module_image, py::arg("module"))
       .def("functions", &functions)
       .def(
-          "changed_globals", [](const Hook &h, uint32_t module) { return globals_of(h, h->changed_globals, module); },
-          py::arg("module"))
+          "changed_globals",
+          [](const Hook &h, uint32_t module, const std::vector<std::string> &names) {
+            return globals_of(h, h->changed_globals, module, names);
+          },
+          py::arg("module"), py::arg("names"))
       .def(
-          "module_globals", [](const Hook &h, uint32_t module) { return globals_of(h, h->module_globals, module); },
-          py::arg("module"))
+          "module_globals",
+          [](const Hook &h, uint32_t module, const std::vector<std::string> &names) {
+            return globals_of(h, h->module_globals, module, names);
+          },
+          py::arg("module"), py::arg("names"))
       .def("load_module", &load_module, py::arg("api"), py::arg("image"))
       .def("global_address", &global_address, py::arg("module"), py::arg("name"))
       .def("load_function", &load_function, py::arg("module"), py::arg("name"), py::arg("settings") = py::none());

@@ -10,6 +10,7 @@
 SOFTCUDA_GLOBAL uint64_t counter = 5;
 SOFTCUDA_GLOBAL uint32_t table[4] = {1, 2, 3, 4};
 SOFTCUDA_GLOBAL uint8_t zeroed[64];
+SOFTCUDA_GLOBAL uint32_t *aimed[2];
 
 struct Block {
   uint64_t words[512];  // as large as a communication library's arguments
@@ -51,6 +52,15 @@ SOFTCUDA_KERNEL(count, uint64_t *out) {
 
 SOFTCUDA_KERNEL(touch) {
   if (blockIdx.x == 0) ++table[1];
+}
+
+// Another global's address in a global, as only device code puts it there.
+SOFTCUDA_KERNEL(aim) {
+  if (blockIdx.x == 0) aimed[1] = &table[1];
+}
+
+SOFTCUDA_KERNEL(follow, uint64_t *out) {
+  if (blockIdx.x == 0) *out = aimed[1] == nullptr ? 0 : *aimed[1];
 }
 
 SOFTCUDA_IMAGE()

@@ -5,8 +5,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <stdexcept>
+#include <string>
 
 namespace rankpatch::bindings {
 
@@ -18,6 +21,9 @@ using Array = py::array_t<T, py::array::c_style>;
 
 template <typename T>
 std::span<const T> view(const Array<T> &array) {
+  if (array.size() && reinterpret_cast<uintptr_t>(array.data()) % alignof(T)) {
+    throw std::invalid_argument("an array does not start at a multiple of " + std::to_string(alignof(T)) + " bytes");
+  }
   return {array.data(), static_cast<size_t>(array.size())};
 }
 

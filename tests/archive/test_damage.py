@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -321,7 +322,7 @@ def packed(data: bytes, **options: Any) -> bytes:
 
 BOMBS = {
     "larger than its entry": (packed(bytes(1 << 28)), 1000),
-    "smaller than its entry": (packed(bytes(1000)), 1 << 30),
+    "smaller than its entry": (packed(bytes(1000)), 1 << 18),
     "no size in the frame": (packed(bytes(1000), write_content_size=False), 1000),
     "bytes behind the frame": (packed(bytes(1000)) + b"x", 1000),
     "a second frame": (packed(bytes(1000)) * 2, 1000),
@@ -341,6 +342,32 @@ def test_streams_that_lie_about_their_size_are_refused(empty_index: Index, bomb:
     reader.verify()  # every stored byte is as written
     with allocating_less_than(1 << 20), pytest.raises(ArchiveFormatError, match="section a"):
         reader.section("a")
+
+
+@pytest.mark.parametrize("codec", ["zstd", "columns"])
+def test_a_size_that_no_frame_could_have_is_refused_at_once(empty_index: Index, codec: str) -> None:
+    length = 12 << 30  # within the limits, and so would be allocated
+    stored = b"\x28\xb5\x2f\xfd\xe0" + length.to_bytes(8, "little") + bytes(100)  # a frame that agrees
+    params = {"rows": length // 4, "cols": 1, "by_column": 0, "shuffled": 1} if codec == "columns" else {}
+    piece = entry("a", stored, A, codec=codec, length=length, params=params)
+    with allocating_less_than(1 << 20), pytest.raises(ArchiveFormatError, match="cannot have 12884901888 bytes in"):
+        ArchiveReader(forge([(piece, stored)], empty_index))
+
+
+def test_what_packs_best_is_not_taken_for_impossible(empty_index: Index) -> None:
+    stored = packed(bytes(1 << 26), level=19)
+    piece = entry("a", stored, A, codec="zstd", length=1 << 26, digest=digest(bytes(1 << 26)))
+    read(forge([(piece, stored)], empty_index))
+
+
+def test_long_lists_in_one_another_cost_no_room(empty_index: Index) -> None:
+    """Each of 900 lists says that it has a million elements, which the directory has bytes for."""
+    lists = b"\x82\xa8sections" + (b"\xdd" + (1 << 20).to_bytes(4, "big")) * 900
+    file = forge([], empty_index, directory=lists + b"\xc0" * (1 << 20))
+    start = time.process_time()
+    with allocating_less_than(64 << 20), pytest.raises(ArchiveFormatError):
+        ArchiveReader(file)
+    assert time.process_time() - start < 2
 
 
 def test_decoded_bytes_have_a_digest_of_their_own(empty_index: Index) -> None:

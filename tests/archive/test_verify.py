@@ -119,6 +119,7 @@ ARRAYS: dict[str, tuple[Callable[[Any], None], str]] = {
     "rule kind": (put("rules", 2, "kind", 4), "rule 2 has a kind that does not exist"),
     "rule coordinate": (put("rules", 0, "coordinate", 6), "rule 0 follows a coordinate that does not exist"),
     "rule reserved": (put("rules", 0, "reserved", 1), "rule 0 has reserved bits set"),
+    "table entry": (lambda d: d.tables.__setitem__(8, 1 << 32), "rule 1 has a table entry beyond its width"),
     "rule table": (put("rules", 1, "table", 2), "rule 1 has a table of 8 ranks beyond the 9 entries"),
     "rule order": (put("rules", 0, "block", 2), "rule 0 is not wholly before the next one"),
     "rule on a fixed field": (
@@ -307,6 +308,7 @@ INDEX: dict[str, tuple[Callable[[Variant], Variant], str]] = {
     "flags": (item("members", 1, {"instantiate_flags": -1}), "member 1: has the impossible flags -1"),
     "communicator size": (item("communicators", 0, Communicator(9, ["ep"])), "communicator 0: has 9 ranks"),
     "wild communicator": (item("communicators", 0, Communicator(2**64 - 1, ["ep"])), "communicator 0: has 184"),
+    "communicator of other axes": (item("communicators", 0, Communicator(8, ["tp"])), "and the axes ['tp'] have 1"),
     "communicator axes": (item("communicators", 0, Communicator(8, ["xx"])), "communicator 0: spans the axes ['xx']"),
     "communicator list": (item("communicators", 1, Communicator(2, None, [0, 0])), "which are not the 2 that it lists"),
     "communicator rank": (item("communicators", 1, Communicator(2, None, [0, 8])), "which are not the 2 that it lists"),

@@ -62,6 +62,11 @@ def fatal(launch: Launch) -> dict[str, int]:
     return {"garbage": launch.time}
 
 
+def outside(launch: Launch) -> dict[str, int]:
+    """Its adapter found tensors in no arena."""
+    return {}
+
+
 def failing(launch: Launch) -> dict[str, int]:
     """Rank 2 fails while all others wait for ever."""
     if launch.rank == 2:
@@ -78,7 +83,7 @@ def forgetful(launch: Launch) -> dict[str, int]:
     return {"scratch": int(launch.time == 1)}
 
 
-SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal, failing, forgetful)}
+SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal, outside, failing, forgetful)}
 
 
 def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0) -> Recording:
@@ -122,6 +127,8 @@ def main() -> None:
     if launch.control:
         references = [load(p) for p in settings.references]
         made.notes["proven_noise"] = prove(made, references, Journal(settings.journal), script)
+    if script == "outside":
+        made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
     save(made, settings.recording)
 
 

@@ -92,6 +92,14 @@ def test_a_launch_without_a_recording_is_not_taken_for_the_one_before(captured):
         captured("forgetful")
 
 
+def test_whoever_captures_is_told_of_tensors_that_no_arena_holds(captured):
+    _, _, said = captured("outside")
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert "2 tensors (1,024 bytes, the first at 0x600000000200)" in warning
+    _, _, said = captured("few_values")
+    assert not [line for line in said if line.startswith("warning")]
+
+
 def test_the_control_goes_on_without_trials_that_were_fatal(captured):
     result, launched, said = captured("fatal")
     assert launched == [*SAMPLED, 1, 1, 1, *result.held_out]

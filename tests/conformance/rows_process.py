@@ -41,6 +41,25 @@ def forked_child(x: Bench) -> Any:
     return {"child": answers, "parent": code(x.add(x.stream()))}
 
 
+@row("process.device_uuids")
+def device_uuids(_: Any) -> Any:
+    """Whether the UUIDs of devices are there, differ, and stay."""
+    ok(cu.cuInit(0))
+    count = ok(cu.cuDeviceGetCount())
+    first, again = ([bytes(ok(cu.cuDeviceGetUuid(i)).bytes) for i in range(count)] for _ in range(2))
+    return {
+        "bytes": sorted({len(uuid) for uuid in first}),
+        "set": all(any(uuid) for uuid in first),
+        "different": len(set(first)) == count,
+        "same": first == again,
+        "no_device": [
+            code(cu.cuDeviceGetUuid(count)),
+            code(cu.cuDeviceTotalMem(count)),
+            code(cu.cuDeviceGetName(8, count)),
+        ],
+    }
+
+
 @row("process.error_names")
 def error_names(_: Bench) -> Any:
     name = ok(cu.cuGetErrorName(cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION))

@@ -50,7 +50,8 @@ def test_damaged_images_are_refused(program: Any) -> None:
             return code(cu.cuModuleLoadData(bytes(broken)))
         answer({
             "magic": load(0, 0), "version": load(4, 9), "short": load(8, 20, 8), "kind": load(16, 1),
-            "architecture": load(16 + 28, 80), "compressed": load(16 + 41, 0x20), "entry_short": load(24, 8, 8),
+            "architecture": load(16 + 28, 80), "zstd": load(16 + 41, 0x80), "lz4": load(16 + 41, 0x20),
+            "entry_short": load(24, 8, 8),
             "not_elf": load(80, 0), "machine": load(80 + 18, 3), "sections": load(80 + 40, 1 << 40, 8),
         })
     """
@@ -60,7 +61,8 @@ def test_damaged_images_are_refused(program: Any) -> None:
         "short": "INVALID_IMAGE",
         "kind": "JIT_COMPILER_NOT_FOUND",
         "architecture": "NO_BINARY_FOR_GPU",
-        "compressed": "NO_BINARY_FOR_GPU",
+        "zstd": "NO_BINARY_FOR_GPU",
+        "lz4": "INVALID_IMAGE",
         "entry_short": "INVALID_IMAGE",
         "not_elf": "INVALID_IMAGE",
         "machine": "NO_BINARY_FOR_GPU",

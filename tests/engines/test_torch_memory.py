@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd._native import _hook  # noqa: E402
-from foundryd.engines.torch.memory import Arenas, Bound, check, describe  # noqa: E402
-from foundryd.errors import CaptureError, LayoutDiverged, UsageError  # noqa: E402
+from foundryd.archive import index as ix  # noqa: E402
+from foundryd.capture.canonical import KERNEL, Graph  # noqa: E402
+from foundryd.engines.torch.graphset import GraphSet  # noqa: E402
+from foundryd.engines.torch.memory import Arenas, Bound, check, describe, referred_to  # noqa: E402
+from foundryd.errors import CaptureError, IdentityMismatch, LayoutDiverged, UsageError  # noqa: E402
 from foundryd.session.arena import ARENAS  # noqa: E402
+from foundryd.settings import Mode  # noqa: E402
 
 BASE, STRIDE = 0x600000000000, 1 << 38
 
@@ -197,3 +202,32 @@ def test_where_tensors_go_by_themselves_needs_no_pool(name):
     with arenas.use(name):
         torch.zeros(1)
     assert arenas.blocks() == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "fallback"), [(Mode.OFF, None), (Mode.RESTORE, IdentityMismatch("another torch"))], ids=["off", "fallback"]
+)
+def test_a_process_that_compares_nothing_needs_no_pools(monkeypatch, mode, fallback):
+    """Its allocator may have none: cudaMallocAsync is one reason to fall back."""
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: pytest.fail("a pool was made"))
+    graphs = GraphSet.__new__(GraphSet)  # making one asks for a GPU
+    graphs.mode, graphs.fallback, graphs._arenas = mode, fallback, Arenas(torch.device("cpu"))
+    with graphs.arena("weights"):
+        torch.zeros(1)
+
+
+def graph_with(*words):
+    nodes = np.zeros(1, _hook.node_dtype)
+    nodes["type"], nodes["param_bytes"] = KERNEL, 8 * len(words)
+    none = np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype)
+    return Graph(("g",), nodes, *none, np.array(words, "<u8").view(np.uint8))
+
+
+def test_blocks_that_graphs_refer_to_are_found_by_any_address_inside():
+    blocks = [(BASE, 512), (BASE + 512, 1024), (BASE + 8192, 512), (BASE + 16384, 64)]
+    recording = SimpleNamespace(
+        graphs=[graph_with(7, BASE + 1535, BASE - 1), graph_with(BASE + 8192, BASE + 16448, 0)],
+        functions=[ix.Function(0, "k", 24, [(0, 8), (8, 16)], [])],
+    )
+    assert referred_to(blocks, recording) == [blocks[1], blocks[2]]
+    assert referred_to([], recording) == []

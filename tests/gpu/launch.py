@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +22,9 @@ PROGRAMS = Path(__file__).with_name("programs")
 FOUNDRYD = (sys.executable, "-P", "-m", "foundryd.cli")
 DRIVER = "cuda"
 PROGRESS = "progress: "  # begins a line of standard error that is shown while a rank runs
+
+# Set by whoever wants everything to end soon: what runs is ended as if its time were up.
+STOP = threading.Event()
 
 Report = dict[str, Any]
 Environment = Mapping[str, str]
@@ -44,7 +48,7 @@ class Deadline:
     def left(self, most: float = float("inf")) -> float:
         """What is left, ``most`` at most; raises ``TimeUp`` if that is nothing."""
         left = self._end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or STOP.is_set():
             raise TimeUp(f"the {self._seconds:g} s for all steps were over before this one")
         return min(left, most)
 
@@ -87,29 +91,46 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def run(
+    name: str,
+    command: Sequence[str],
+    environment: Environment,
+    *,
+    timeout: float,
+    log: Path | None = None,
+    echo: bool = False,
+    cwd: Path | None = None,
+    patience: float = 20.0,
+    stoppable: bool = True,
+) -> str:
+    """Runs a command; what it printed.  Raises ``RunFailed`` with ``name`` and the end of what it said.
+
+    ``log`` gets what it said besides, ``echo`` shows that while it runs.  Late, it is interrupted and has ``patience``
+    seconds to end what it started in other sessions; killed, it could not.
+    """
+    with tempfile.TemporaryDirectory(prefix="foundryd-command-") as folder:
+        path = Path(folder) / "run"
+        with _Process(name, command, environment, path, cwd=cwd, patience=patience) as process:
+            try:
+                _wait([process], timeout, "" if echo else None, stoppable)
+            finally:
+                if log is not None:
+                    log.write_text(process.said())
+        return process.printed()
+
+
 def foundryd(
     *arguments: str,
     timeout: float = 120.0,
     log: Path | None = None,
     environment: Environment | None = None,
     echo: bool = False,
+    stoppable: bool = True,
 ) -> str:
-    """Runs a command of foundryd; what it printed.
-
-    ``log`` gets what it said besides, ``echo`` shows that while it runs.
-    """
-    with tempfile.TemporaryDirectory(prefix="foundryd-command-") as folder:
-        given = clean_environment() | dict(environment or {})
-        command = [*FOUNDRYD, *arguments]
-        # Interrupted, it ends the engine that it started in another session; killed, it could not.
-        process = _Process(f"foundryd {arguments[0]}", command, given, Path(folder) / "run", patience=20.0)
-        with process:
-            try:
-                _wait([process], timeout, "" if echo else None)
-            finally:
-                if log is not None:
-                    log.write_text(process.said())
-            return process.printed()
+    """Runs a command of foundryd, see ``run``."""
+    given = clean_environment() | dict(environment or {})
+    command = [*FOUNDRYD, *arguments]
+    return run(f"foundryd {arguments[0]}", command, given, timeout=timeout, log=log, echo=echo, stoppable=stoppable)
 
 
 def capture(
@@ -150,7 +171,7 @@ def daemon(archives: Sequence[Path]) -> Iterator[Path]:
         try:
             yield runtime
         finally:
-            foundryd("stop", "--runtime-dir", str(runtime))
+            foundryd("stop", "--runtime-dir", str(runtime), stoppable=False)
 
 
 def restore(
@@ -194,11 +215,11 @@ def run_ranks(command: Sequence[str], world: int, environment: Environment, *, t
             )
             for r in range(world)
         ]
-        _wait(ranks, timeout, PROGRESS)
+        _wait(ranks, timeout, PROGRESS, True)
         return [rank.report() for rank in ranks]
 
 
-def _wait(processes: Sequence[_Process], timeout: float, shown: str | None) -> None:
+def _wait(processes: Sequence[_Process], timeout: float, shown: str | None, stoppable: bool) -> None:
     """Waits for all; raises when one fails or they are late.
 
     Lines of the first one's standard error that begin with ``shown`` are shown.
@@ -211,7 +232,7 @@ def _wait(processes: Sequence[_Process], timeout: float, shown: str | None) -> N
             processes[0].show(shown)
         if not late:
             return
-        if time.monotonic() > end:
+        if time.monotonic() > end or (stoppable and STOP.is_set()):
             names = ", ".join(p.name for p in late)
             raise TimeUp(f"{names} did not end in {timeout:g} s: {late[0].tail()}")
         time.sleep(0.02)
@@ -224,7 +245,14 @@ class _Process:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: dict[str, str], path: Path, *, patience: float = 0.0
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Environment,
+        path: Path,
+        *,
+        cwd: Path | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.name = name
         self._patience = patience
@@ -232,7 +260,13 @@ class _Process:
         self._shown = 0
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command,
+                env=dict(environment),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
 
     def __enter__(self) -> _Process:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launch import Deadline, Program, Report, RunFailed, capture, daemon, foundryd, native, restore
+from launch import Deadline, Program, Report, RunFailed, TimeUp, capture, daemon, foundryd, native, restore
 
 from foundryd.rankpatch.mesh import Mesh
 
@@ -87,7 +87,7 @@ class Outcome:
     Attributes
     ----------
     verdict : ``ok``, ``captured`` (there are too few GPUs to restore), ``unstable`` (two native runs differ),
-        ``not run`` (there was no time) or ``failed``.
+        ``late`` (there was not the time) or ``failed``.
     detail : why, where it is not ok.
     """
 
@@ -129,6 +129,9 @@ def run_case(case: Case, gpus: int, folder: Path, *, limit: float = 3600.0, jobs
             outcome.detail = f"{gpus} GPUs here"
         else:
             _restore_and_compare(case, archive, outcome, deadline)
+    except TimeUp as error:
+        outcome.verdict = "late"
+        outcome.detail = str(error)
     except RunFailed as error:
         outcome.detail = str(error)
     (folder / f"{case.name}.json").write_text(json.dumps(asdict(outcome), indent=1))
@@ -226,4 +229,4 @@ def rules_text(captured: Report) -> str:
 
 def late(case: Case, seconds: float) -> Outcome:
     """What came of a case that there was no time for."""
-    return Outcome(case.name, case.variant, case.world, "not run", f"the {seconds:g} s of this part were over")
+    return Outcome(case.name, case.variant, case.world, "late", f"the {seconds:g} s of this part were over")

@@ -1,125 +1,172 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that needs real GPUs, one after another: tests, captures and restores, benchmark, the hook's cost.
+"""Everything that needs real GPUs: tests, captures and restores, benchmark, the hook's cost.
 
-``python -P tests/gpu/run_all.py --out DIR``.  Raw results are JSON files in DIR; the table is printed last.  The status
-is 1 if anything failed.
+``python -P tests/gpu/run_all.py --out DIR``.  Raw results are JSON files in DIR; ``rows.json`` grows with every result,
+and the table is printed last, also when time was up or the program was told to end.  Where time is short, choose:
+
+    run_all.py --out DIR --part matrix --case dense --case moe --jobs 2 --part-limit 140
+    run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step native --batch-sizes 1-16 --part-limit 140
+    run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step restore --batch-sizes 1-16 --part-limit 140
+
+The status is 1 if anything failed or was late.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import os
+import queue
+import signal
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 # Python runs with -P, which leaves a script's own folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import benchmark
 import matrix
-from launch import PROGRAMS, Program, Report, RunFailed, capture, daemon, devices, native, restore
+from launch import PROGRAMS, STOP, Deadline, RunFailed, TimeUp, clean_environment, devices, run
 
 Rows = list[dict[str, Any]]
 ROOT = Path(__file__).parents[2]
+GOOD = ("ok", "captured")
+# What runs the matrix's cases, too.
+MATRIX_TESTS = "tests/gpu/test_torch_on_gpus.py::test_{}"
+MATRIX_TEST_NAMES = (
+    "what_one_gpu_captured_is_restored_on_as_many_as_there_are_ranks",
+    "one_gpu_captures_worlds_that_do_not_fit",
+)
 
 
-def run_tests(out: Path) -> Rows:
+class Results:
+    """Rows so far, in memory and in ``rows.json``."""
+
+    def __init__(self, out: Path, gpus: int) -> None:
+        self.rows: Rows = []
+        self._file, self._gpus = out / "rows.json", gpus
+        self._lock = threading.Lock()
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Takes in rows; one with a verdict is shown at once."""
+        with self._lock:
+            self.rows += rows
+            self._file.write_text(json.dumps({"gpus": self._gpus, "rows": self.rows}, indent=1))
+        for row in rows:
+            if "verdict" in row:
+                print(f"{row['case']}: {row['verdict']} {row.get('detail', '')}".rstrip(), file=sys.stderr, flush=True)
+
+    @property
+    def bad(self) -> bool:
+        """Whether anything failed or was late."""
+        return any(row.get("verdict", "ok") not in GOOD for row in self.rows)
+
+
+def run_tests(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
     """``pytest tests/gpu``."""
     xml = out / "pytest.xml"
+    xml.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "pytest", "tests/gpu", "-q", f"--junitxml={xml}"]
-    done = subprocess.run(command, cwd=ROOT, timeout=3600, check=False)
-    suite = ElementTree.parse(xml).getroot().find("testsuite")
-    counts = {} if suite is None else {k: int(suite.get(k, 0)) for k in ("tests", "failures", "errors", "skipped")}
-    return [{"case": "pytest tests/gpu", "verdict": "ok" if done.returncode == 0 else "failed", **counts}]
+    command += ["-k", args.select] if args.select else []
+    if args.part is None or "matrix" in args.part:
+        command += [f"--deselect={MATRIX_TESTS.format(name)}" for name in MATRIX_TEST_NAMES]
+    # pytest's lines are shown as they come.
+    command = ["bash", "-c", 'exec "$@" >&2', "bash", *command]
+    row: dict[str, Any] = {"case": "pytest tests/gpu", "verdict": "ok"}
+    try:
+        # Interrupted, it still writes what it knows.
+        run("pytest", command, os.environ, timeout=limit, log=out / "pytest.log", echo=True, cwd=ROOT, patience=30)
+    except TimeUp:
+        row["verdict"] = "late"
+    except RunFailed:
+        row["verdict"] = "failed"
+    row |= dict.fromkeys(("tests", "failures", "errors", "skipped"))
+    suite = ElementTree.parse(xml).getroot().find("testsuite") if xml.exists() else None
+    if suite is not None:
+        row |= {k: int(suite.get(k, 0)) for k in ("tests", "failures", "errors", "skipped")}
+    results.add(row)
 
 
-def run_matrix(out: Path, names: Sequence[str], gpus: int) -> Rows:
-    """Every case, or those named."""
-    rows = []
-    for case in matrix.CASES:
-        if not names or case.name in names:
-            print(f"{case.name}: {case.variant}", file=sys.stderr, flush=True)
-            rows.append(matrix.row(matrix.run_case(case, gpus, out)))
-    return rows
+def run_matrix(results: Results, out: Path, args: argparse.Namespace, gpus: int, limit: float) -> None:
+    """Every case, or those named; with ``--jobs``, those that need one GPU run side by side, spread over the GPUs."""
+    deadline = Deadline(limit)
+    unknown = set(args.case) - {case.name for case in matrix.CASES}
+    if unknown:
+        raise RunFailed(f"there are no cases {sorted(unknown)}: choose among {[case.name for case in matrix.CASES]}")
+    chosen = [case for case in matrix.CASES if not args.case or case.name in args.case]
+
+    def one(case: matrix.Case) -> None:
+        try:
+            left = deadline.left(args.case_limit)
+        except TimeUp:
+            results.add(matrix.row(matrix.late(case, limit)))
+            return
+        print(f"{case.name}: {case.variant}", file=sys.stderr, flush=True)
+        results.add(matrix.row(matrix.run_case(case, gpus, out, limit=left)))
+
+    together = [case for case in chosen if args.jobs > 1 and gpus and not 1 < case.world <= gpus]
+    side_by_side(together, args.jobs, gpus, one)
+    for case in chosen:
+        if case not in together:
+            one(case)
 
 
-def run_bench(out: Path, variant: str, world: int, arguments: Sequence[str]) -> Rows:
-    """Native, floor and restore of one world."""
-    common = ("--mesh", variant, *arguments)
-    name = f"bench-{variant.replace('=', '')}"
-    archive = out / f"{name}.foundry"
-    engine = Program("bench.py", ("engine", *common))
-    reports: dict[str, Any] = {"native": native(Program("bench.py", ("native", *common)), world, timeout=1800)}
-    reports["capture"] = capture(engine, variant, world, archive, timeout=3600)
-    with daemon([archive]) as runtime:
-        reports["restored"] = restore(archive, engine, variant, world, runtime, timeout=1200)
-    (out / f"{name}.json").write_text(json.dumps(reports))
-    return bench_rows(name, reports["native"], reports["restored"], reports["capture"])
+def side_by_side(cases: Sequence[matrix.Case], jobs: int, gpus: int, one: Callable[[matrix.Case], None]) -> None:
+    """Runs ``one`` for each case in ``jobs`` threads, each of which sees a GPU that as few others see as can be."""
+    if not cases:
+        return
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for job in range(jobs):
+        free.put(job % gpus)
+
+    def on_a_gpu(case: matrix.Case) -> None:
+        gpu = free.get()
+        try:
+            one(case.on(gpu))
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(on_a_gpu, case) for case in cases]:
+            done.result()
 
 
-def bench_rows(name: str, natives: Sequence[Report], restored: Sequence[Report], captured: Report) -> Rows:
-    """Times are milliseconds, of the slowest rank."""
-
-    def steps(report: Report, step: str) -> float:
-        return float(sum(times[step] for times in report["native"].values()))
-
-    def floor(report: Report) -> float:
-        return float(sum(cost["build_ms"] + cost["instantiate_ms"] for cost in report["floor"].values()))
-
-    wrong = matrix.not_restored(restored)
-    rows: Rows = [
-        {
-            "case": name,
-            "verdict": "failed" if wrong else "ok",
-            "graphs": natives[0]["graphs"],
-            "warm-up": max(steps(r, "warm_up_ms") for r in natives),
-            "capture": max(steps(r, "capture_ms") for r in natives),
-            "instantiate": max(steps(r, "instantiate_ms") for r in natives),
-            "native ready": max(r["ready_ms"] for r in natives),
-            "floor": max(floor(r) for r in natives),
-            "restored ready": max(r["ready_ms"] for r in restored),
-            "to first replay": max(r["first_replay_ms"] for r in restored),
-            "archive MB": captured["archive_bytes"] / 1e6,
-            "detail": "; ".join(wrong)[:160],
-        }
-    ]
-    rows.append(
-        {
-            "case": f"{name} phases",
-            **{phase: max(r["phases"].get(phase, 0.0) for r in restored) for phase in restored[0]["phases"]},
-        }
-    )
-    for batch, compared in restored[0]["compared_with_native"].items():
-        low, middle, high = compared["ratio"]
-        least, same, most = compared["spread"]
-        rows.append(
-            {
-                "case": f"{name} replay, batch {batch}",
-                "restored ms": compared["restored_ms"],
-                "native ms": compared["native_ms"],
-                "restored / native": f"{middle:.4f} ({low:.4f} to {high:.4f})",
-                "native / native": f"{same:.4f} ({least:.4f} to {most:.4f})",
-            }
-        )
-    return rows
+def run_benchmark(results: Results, out: Path, args: argparse.Namespace, gpus: int, limit: float) -> None:
+    """The chosen steps for the chosen worlds."""
+    deadline = Deadline(limit)
+    variants = args.bench_variant or [f"tp={n}" for n in (1, 2) if n <= gpus]
+    sizes = ["--batch-sizes", args.batch_sizes] if args.batch_sizes else []
+    steps = args.bench_step or benchmark.STEPS
+    for variant in variants:
+        bench = benchmark.Bench(out, variant, [*sizes, *args.bench_arguments], deadline)
+        results.add(*bench.run(steps))
 
 
-def run_hook_cost(out: Path, binary: Path | None) -> Rows:
+def run_hook_cost(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
     """Nanoseconds a driver call, without and with the hook."""
+    include = args.hook_include or ROOT / "hook" / "include"
+    if args.hook_cost_binary is None and not (include / "foundryd" / "hook.h").exists():
+        raise RunFailed(
+            f"{include} has no foundryd/hook.h, and the program that measures is built with it: give --hook-include "
+            "with the folder hook/include of the sources, or --hook-cost-binary with the program"
+        )
     path = out / "hook-cost.json"
-    given = [] if binary is None else ["--binary", str(binary)]
+    given = [] if args.hook_cost_binary is None else ["--binary", str(args.hook_cost_binary)]
+    given += ["--include", str(include)]
     command = [sys.executable, "-P", str(PROGRAMS / "hook_cost" / "run.py"), "--json", str(path), *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
-    if done.returncode != 0:
-        raise RunFailed(f"hook_cost ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    run("hook_cost", command, clean_environment(), timeout=min(limit, 1200), log=out / "hook-cost.log")
     costs = json.loads(path.read_text())["costs"]
-    return [
-        {"case": f"hook: {call}", **{f"{way} ns": figures["median_ns"] for way, figures in ways.items()}}
-        for call, ways in costs.items()
-    ]
+    results.add(
+        *(
+            {"case": f"hook: {call}", **{f"{way} ns": figures["median_ns"] for way, figures in ways.items()}}
+            for call, ways in costs.items()
+        )
+    )
 
 
 def table(rows: Rows) -> str:
@@ -128,7 +175,7 @@ def table(rows: Rows) -> str:
     def text(value: Any) -> str:
         if value is None:
             return "-"
-        return f"{value:,.2f}" if isinstance(value, float) else str(value)
+        return f"{value:,.2f}" if isinstance(value, float) else " ".join(str(value).split())
 
     lines: list[str] = []
     while rows:
@@ -142,37 +189,55 @@ def table(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for archives and raw results")
     parser.add_argument("--part", action="append", choices=("tests", "matrix", "bench", "hook"), help="all by default")
+    parser.add_argument("--part-limit", type=float, default=7200.0, help="seconds of each part")
+    parser.add_argument("--select", help="only tests that pytest's -k would choose")
     parser.add_argument("--case", action="append", default=[], help="only this case of the matrix; repeat for more")
+    parser.add_argument("--case-limit", type=float, default=3600.0, help="seconds of each case of the matrix")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="cases of one GPU side by side; their times say little then"
+    )
+    parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
+    parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")
+    parser.add_argument("--batch-sizes", help="of the benchmark, as in 1-64")
     parser.add_argument("--hook-cost-binary", type=Path, help="the program, where there is no compiler")
+    parser.add_argument("--hook-include", type=Path, help="folder of foundryd/hook.h, where it is not beside the tests")
     parser.add_argument(
         "--bench-arguments", nargs=argparse.REMAINDER, default=[], help="all that follows, for bench.py"
     )
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    args = arguments().parse_args()
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: STOP.set())
     gpus = devices()
-    parts = {
-        "tests": lambda: run_tests(out),
-        "matrix": lambda: run_matrix(out, args.case, gpus),
-        "bench": lambda: [
-            row for n in (1, 2) if n <= gpus for row in run_bench(out, f"tp={n}", n, args.bench_arguments)
-        ],
-        "hook": lambda: run_hook_cost(out, args.hook_cost_binary),
+    results = Results(out, gpus)
+    limit = args.part_limit
+    parts: dict[str, Callable[[], None]] = {
+        "tests": lambda: run_tests(results, out, args, limit),
+        "matrix": lambda: run_matrix(results, out, args, gpus, limit),
+        "bench": lambda: run_benchmark(results, out, args, gpus, limit),
+        "hook": lambda: run_hook_cost(results, out, args, limit),
     }
-    rows: Rows = []
-    for name, part in parts.items():
-        if args.part is None or name in args.part:
-            try:
-                rows += part()
-            except (RunFailed, subprocess.TimeoutExpired) as error:
-                rows.append({"case": name, "verdict": "failed", "detail": str(error)[-2000:]})
-    (out / "rows.json").write_text(json.dumps({"gpus": gpus, "rows": rows}, indent=1))
-    print(table(rows))
-    return 1 if any(row.get("verdict") in ("failed", "unstable") for row in rows) else 0
+    try:
+        for name, part in parts.items():
+            if args.part is None or name in args.part:
+                try:
+                    part()
+                except RunFailed as error:
+                    verdict = "late" if isinstance(error, TimeUp) else "failed"
+                    results.add({"case": name, "verdict": verdict, "detail": str(error)[-2000:]})
+    finally:
+        print(table(results.rows), flush=True)
+    return 1 if results.bad else 0
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_one_gpu_captures_worlds_that_do_not_fit(case, tmp_path, record_property
     """Rules found on a few ranks give another rank's graphs byte for byte, and the archive verifies."""
     if case.world <= GPUS:
         pytest.skip("the world fits, so the case is captured and restored by another test")
-    outcome = run_case(case, GPUS, tmp_path, limit=LIMIT)
+    outcome = run_case(case, GPUS, tmp_path, limit=LIMIT, jobs=4)
     assert outcome.verdict == "captured", outcome.detail
     record_property("rules", rules_text(outcome.capture))
     record_property("captured_ranks", outcome.capture["captured_ranks"])

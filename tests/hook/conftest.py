@@ -34,7 +34,9 @@ class Hooked:
     def environment(self, mode: str | None, preload: Sequence[Path] = (), hook: bool = True) -> dict[str, str]:
         """An environment for a child: the hook first in ``LD_PRELOAD``, the software driver in ``LD_LIBRARY_PATH``."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("FOUNDRYD_", "SOFTCUDA_", "LD_"))}
-        env["LD_PRELOAD"] = ":".join(str(p) for p in [*([self.hook] if hook else []), *preload])
+        # A sanitizer's library comes first, see tests/project/sanitize.py.
+        first = [p for p in os.environ.get("SANITIZER_PRELOAD", "").split(":") if p]
+        env["LD_PRELOAD"] = ":".join(str(p) for p in [*first, *([self.hook] if hook else []), *preload])
         env["LD_LIBRARY_PATH"] = str(self.driver)
         env["PYTHONPATH"] = str(HERE / "child")
         if mode:

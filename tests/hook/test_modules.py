@@ -131,14 +131,15 @@ def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
         launch(loud.function("touch"), stream(), [])
         ok(cu.cuCtxSynchronize())
         def told(call, module):
-            table, names = call(module)
+            table, names = call(module, ["counter", "nobody", "table", "zeroed"])
             return sorted([n, int(g["bytes"]), int(g["module"])] for n, g in zip(names, table, strict=True))
-        changed, names = hook.changed_globals(1)
+        changed, names = hook.changed_globals(1, ["table"])
         content = {
             n: hook.download(int(g["address"]), int(g["bytes"])).tolist() for n, g in zip(names, changed, strict=True)
         }
         answer([told(hook.changed_globals, 0), told(hook.changed_globals, 1), told(hook.module_globals, 0), content,
-                int(hook.global_address(1, "zeroed")[0]) == address, len(hook.modules())])
+                int(hook.global_address(1, "zeroed")[0]) == address, len(hook.modules()),
+                told(lambda module, _: hook.module_globals(module, []), 0)])
         """,
     )
     assert found[0] == []
@@ -148,6 +149,7 @@ def test_changed_globals_are_found_whoever_wrote_them(hooked: Any) -> None:
     assert found[3]["zeroed"][3] == ord("x")
     assert found[4]
     assert found[5] == 2  # the fresh loads are not instances
+    assert found[6] == []
 
 
 def test_settings_are_the_last_values_of_each_function(hooked: Any) -> None:

@@ -24,9 +24,12 @@ def test_every_variable_is_read():
             "FOUNDRYD_VARIANT": "ep=8",
             "FOUNDRYD_RECORDING": "/r",
             "FOUNDRYD_REFERENCE": "/a:/b",
-            "FOUNDRYD_RUNTIME_DIR": "/run/x",
             "FOUNDRYD_JOURNAL": "/j",
+            "FOUNDRYD_ALLOW_OPAQUE_MODULES": "1",
+            "FOUNDRYD_RUNTIME_DIR": "/run/x",
             "FOUNDRYD_LOG": "DEBUG",
+            "FOUNDRYD_LOG_FORMAT": "JSON",
+            "FOUNDRYD_HTTP": "9090",
             "FOUNDRYD_FAULT": "attach:error:2",
             "FOUNDRYD_MAX_CLIENTS": "7",
             "FOUNDRYD_MAX_ARCHIVES": "8",
@@ -44,6 +47,7 @@ def test_every_variable_is_read():
         Path("/r"),
         (Path("/a"), Path("/b")),
         Path("/j"),
+        True,
         Path("/run/x"),
         "debug",
         Fault("attach", "error", 2),
@@ -53,6 +57,8 @@ def test_every_variable_is_read():
         3,
         1,
         8,
+        "json",
+        9090,
     )
 
 
@@ -64,6 +70,9 @@ def test_every_variable_is_read():
         {"WORLD_SIZE": "-1"},
         {"FOUNDRYD_LOG": "loud"},
         {"FOUNDRYD_FAULT": "map:kill:0"},
+        {"FOUNDRYD_LOG_FORMAT": "xml"},
+        {"FOUNDRYD_HTTP": "65536"},
+        {"FOUNDRYD_HTTP": "yes"},
     ],
 )
 def test_an_impossible_value_is_named(env):
@@ -75,3 +84,9 @@ def test_an_impossible_value_is_named(env):
 
 def test_the_runtime_directory_is_what_the_environment_says():
     assert default_runtime_dir({"FOUNDRYD_RUNTIME_DIR": "/x/y"}) == Path("/x/y")
+
+
+@pytest.mark.parametrize(("text", "port"), [("off", None), ("OFF", None), ("0", 0), ("65535", 65535)])
+def test_http_is_off_or_a_port(text, port):
+    assert Settings.from_env({"FOUNDRYD_HTTP": text}).http == port
+    assert Settings.from_env({}).http is None

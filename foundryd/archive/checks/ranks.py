@@ -23,10 +23,9 @@ def check_class(found: Findings, variant: Variant) -> None:
     world = variant.world
     if not found.need(1 <= world <= 1 << 20, f"has a world of {world} ranks"):
         return
-    try:
-        mesh = Mesh.parse(variant.name)
-    except (UsageError, ValueError) as error:
-        found.add(f"has a name that is no mesh ({error})")
+    mesh = _mesh(variant)
+    if mesh is None:
+        found.add(f"has a name that is no mesh, {variant.name[:80]!r}")
     else:
         found.need(mesh.world == world, f"has a world of {world} ranks, and its mesh has {mesh.world}")
     ranks = variant.rank_class
@@ -46,18 +45,33 @@ def check_class(found: Findings, variant: Variant) -> None:
     )
 
 
+def _mesh(variant: Variant) -> Mesh | None:
+    """The mesh that the variant is named for, None if that is none."""
+    try:
+        return Mesh.parse(variant.name)
+    except (UsageError, ValueError):
+        return None
+
+
 def check_communication(found: Findings, variant: Variant) -> npt.NDArray[np.uint32]:
     """Communicators and operations; returns the placeholders that the operations stand behind."""
+    mesh = _mesh(variant)
     for number, communicator in enumerate(variant.communicators):
         here = found.inside(f"communicator {number}")
         here.need(
             1 <= communicator.size <= variant.world, f"has {communicator.size} ranks, and the world has {variant.world}"
         )
         if communicator.axes is not None:
-            here.need(
+            spans = here.need(
                 set(communicator.axes) <= set(AXES) and len(set(communicator.axes)) == len(communicator.axes),
                 f"spans the axes {communicator.axes}, which are not each one of {', '.join(AXES)}",
             )
+            if spans and mesh is not None:
+                size = len(mesh.group(0, tuple(communicator.axes)))
+                here.need(
+                    communicator.size == size,
+                    f"has {communicator.size} ranks, and the axes {communicator.axes} have {size}",
+                )
         if communicator.members is not None:
             members = communicator.members
             here.need(
@@ -109,9 +123,11 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
             beyond = (rules["kind"] == found.dtypes.rule_kind["TABLE"]) & (
                 rules["table"].astype(np.int64) > max(len(tables) - variant.world, -1)
             )
-            found.none(
+            whole = found.none(
                 beyond, "rule", f"has a table of {variant.world} ranks beyond the {len(tables)} entries there are"
             )
+            if sane and whole and 0 < variant.world <= len(tables):
+                found.none(_too_wide(rules, tables, variant.world, found), "rule", "has a table entry beyond its width")
         widths = rules["width"].astype(np.int64)
         if sane and _check_spans(found, "rule", rules, widths, lengths):
             _check_fixed(found, "rule", rules, widths, variant, templates)
@@ -126,6 +142,20 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
             ranges.append((relocations, widths))
     if len(ranges) == 2:
         _check_apart(found, *ranges)
+
+
+def _too_wide(
+    rules: npt.NDArray[Any], tables: npt.NDArray[np.uint64], world: int, found: Findings
+) -> npt.NDArray[np.bool_]:
+    """Which rules have an entry in their table that does not fit the word; tables and widths are right otherwise."""
+    wrong = np.zeros(len(rules), np.bool_)
+    table = rules["kind"] == found.dtypes.rule_kind["TABLE"]
+    for width in (1, 2, 4):
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(tables >> np.uint64(8 * width) != 0)])
+        mine = np.flatnonzero(table & (rules["width"] == width))
+        first = rules["table"][mine].astype(np.int64)
+        wrong[mine] = before[first + world] != before[first]
+    return wrong
 
 
 def _check_blocks(found: Findings, variant: Variant, templates: list[Shape | None]) -> npt.NDArray[np.int64]:

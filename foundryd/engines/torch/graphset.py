@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from foundryd.capture.recording import Recording
 from foundryd.engines.torch.graph import TorchCapture, TorchRestored, capture
 from foundryd.engines.torch.groups import connect
 from foundryd.engines.torch.identity import TorchFacts
-from foundryd.engines.torch.memory import Arenas, Bound, check
+from foundryd.engines.torch.memory import Arenas, Bound, check, referred_to, unpooled_blocks
 from foundryd.engines.torch.rng import Registered, prologues
 from foundryd.engines.torch.store import default_store
 from foundryd.engines.torch.world import LoneWorld
@@ -55,6 +56,7 @@ class GraphSet(graphset.GraphSet):
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._prepared = False
+        self._earlier: list[tuple[int, int]] = []  # blocks of no arena that were there before the first graph
 
     @classmethod
     def from_env(cls, *, store: Store | None = None) -> GraphSet:
@@ -137,6 +139,8 @@ class GraphSet(graphset.GraphSet):
                 give_up(self._store, self._settings, self.fallback)
             return
         connect(self.device, self.declare_communicator)
+        if self._recorder is not None:
+            self._earlier = unpooled_blocks()
         super()._prepare()
 
     def _capture(
@@ -167,6 +171,12 @@ class GraphSet(graphset.GraphSet):
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         super()._write_recording(vary)
+
+    def _examine(self, recording: Recording) -> None:
+        # A buffer that the engine updates, but made outside of arenas, is the one mistake that nothing else shows.
+        still = set(unpooled_blocks())
+        outside = referred_to([block for block in self._earlier if block in still], recording)
+        recording.notes["outside"] = [list(block) for block in outside]
 
     def _describe_outputs(self) -> None:
         for native in self._natives:

@@ -8,13 +8,15 @@ compared by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from foundryd.capture.canonical import wide_words
+from foundryd.capture.recording import Recording
 from foundryd.errors import CaptureError, LayoutDiverged, UsageError
 from foundryd.session.arena import ARENAS, arena
 
@@ -54,6 +56,32 @@ class Arenas:
             )
             for name, pool in sorted(self._pools.items())
         }
+
+
+def unpooled_blocks() -> list[tuple[int, int]]:
+    """(address, bytes) of every block in use outside of all pools: tensors of no arena, and workspaces."""
+    segments = torch.cuda.memory_snapshot(include_traces=False)
+    return sorted(
+        (block["address"], block["size"])
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) == (0, 0)
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    )
+
+
+def referred_to(blocks: Sequence[tuple[int, int]], recording: Recording) -> list[tuple[int, int]]:
+    """Those of ``blocks`` (ascending) that a parameter of some graph points into, by its value."""
+    starts = np.array([address for address, _ in blocks], np.uint64)
+    ends = np.array([address + size for address, size in blocks], np.uint64)
+    layouts = [f.fields for f in recording.functions]
+    hit = np.zeros(len(blocks), bool)
+    for graph in recording.graphs if len(blocks) else ():
+        places = (wide_words(graph, layouts) - graph.param_start()) // 8
+        values = graph.params[: len(graph.params) // 8 * 8].view(np.uint64)[places]
+        at = np.searchsorted(starts, values, side="right") - 1
+        hit[at[(at >= 0) & (values < ends[np.maximum(at, 0)])]] = True
+    return [block for block, used in zip(blocks, hit, strict=True) if used]
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define FDY_HOOK_ABI 1
+#define FDY_HOOK_ABI 2
 
 typedef enum fdy_status {
   FDY_OK = 0,
@@ -121,10 +121,12 @@ typedef struct fdy_hook {
   int (*module_image)(uint32_t module, fdy_buffer *out);  // the exact container
   // Functions used by the graphs read so far.
   int (*functions)(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings);
-  // Writable globals of a module whose bytes differ from a fresh load of the same image.
-  int (*changed_globals)(uint32_t module, fdy_buffer *globals, fdy_buffer *strings);
-  // Every global of a module that the program asked for or that the image names: to symbolise parameters.
-  int (*module_globals)(uint32_t module, fdy_buffer *globals, fdy_buffer *strings);
+  // Of the globals of a module that `names` lists or the program asked for, those that the driver knows.
+  // changed_globals: only those whose bytes differ from a fresh load of the same image.
+  int (*changed_globals)(uint32_t module, const char *const *names, uint64_t name_count, fdy_buffer *globals,
+                         fdy_buffer *strings);
+  int (*module_globals)(uint32_t module, const char *const *names, uint64_t name_count, fdy_buffer *globals,
+                        fdy_buffer *strings);
   int (*load_module)(uint32_t api, const void *image, uint64_t bytes, uint32_t *module);
   int (*global_address)(uint32_t module, const char *name, uint64_t *address, uint64_t *bytes);
   // Resolves a function, applies its settings and loads it in full (cuFuncLoad).  The handle is for fdy_build.

@@ -2,6 +2,7 @@
 #include "graphs/validate.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -36,12 +37,17 @@ void check_struct(size_t i, const fdy_node &node, size_t bytes) {
 void check_copy(size_t i, const uint8_t *bytes) {
   CUDA_MEMCPY3D_v2 params;
   std::memcpy(&params, bytes, sizeof params);
-  for (const CUmemorytype type : {params.srcMemoryType, params.dstMemoryType})
+  // A damaged value is one that the enumeration cannot hold, so it is looked at as the number that it is.
+  std::array<uint32_t, 2> types{};
+  static_assert(sizeof params.srcMemoryType == sizeof types[0]);
+  std::memcpy(&types[0], &params.srcMemoryType, sizeof types[0]);
+  std::memcpy(&types[1], &params.dstMemoryType, sizeof types[1]);
+  for (const uint32_t type : types)
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
       throw Error(FDY_ERROR_INVALID,
                   "node %zu copies memory of type %u, not host (1), device (2) or unified (4): the "
                   "graph is damaged",
-                  i, static_cast<unsigned>(type));
+                  i, type);
   if (params.reserved0 != nullptr || params.reserved1 != nullptr || params.srcArray != nullptr ||
       params.dstArray != nullptr)
     throw Error(FDY_ERROR_INVALID, "node %zu is a copy with an array or reserved field set: the graph is damaged", i);

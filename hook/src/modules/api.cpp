@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the fdy_hook table that is about modules.
+#include <set>
+#include <string>
+
 #include "interpose/concepts.h"
 #include "modules/functions.h"
 #include "modules/globals.h"
@@ -45,17 +48,29 @@ int api_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *setting
   });
 }
 
-int api_changed_globals(uint32_t module, fdy_buffer *globals, fdy_buffer *strings) {
+std::set<std::string> listed(const char *const *names, uint64_t count) {
+  require(names || count == 0, "the list of names");
+  std::set<std::string> out;
+  for (uint64_t i = 0; i < count; ++i) {
+    require(names[i], "a name");
+    out.insert(names[i]);
+  }
+  return out;
+}
+
+int api_changed_globals(uint32_t module, const char *const *names, uint64_t count, fdy_buffer *globals,
+                        fdy_buffer *strings) {
   return guard_api([&] {
     require(globals && strings, "a buffer");
-    fill_globals(module, true, globals, strings);
+    fill_globals(module, listed(names, count), true, globals, strings);
   });
 }
 
-int api_module_globals(uint32_t module, fdy_buffer *globals, fdy_buffer *strings) {
+int api_module_globals(uint32_t module, const char *const *names, uint64_t count, fdy_buffer *globals,
+                       fdy_buffer *strings) {
   return guard_api([&] {
     require(globals && strings, "a buffer");
-    fill_globals(module, false, globals, strings);
+    fill_globals(module, listed(names, count), false, globals, strings);
   });
 }
 

@@ -6,14 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <string_view>
 
 namespace foundryd::modules {
 namespace {
-
-#ifndef EM_CUDA
-constexpr uint16_t EM_CUDA = 190;
-#endif
 
 class ElfView {
  public:
@@ -50,17 +45,6 @@ class ElfView {
     return out;
   }
 
-  std::string_view text(const Elf64_Shdr &strings, size_t offset) const {
-    if (!fits(strings.sh_offset, strings.sh_size) || offset >= strings.sh_size) return {};
-    const char *start = reinterpret_cast<const char *>(data_) + strings.sh_offset + offset;
-    return {start, strnlen(start, strings.sh_size - offset)};
-  }
-
-  std::string_view section_name(size_t i) const {
-    if (header_.e_shstrndx >= sections_) return {};
-    return text(section(header_.e_shstrndx), section(i).sh_name);
-  }
-
  private:
   ElfView(const std::byte *data, size_t limit) : data_(data), limit_(limit) {}
 
@@ -73,14 +57,6 @@ class ElfView {
   Elf64_Ehdr header_{};
   size_t sections_ = 0;
 };
-
-// __constant__ memory is not marked writable in a cubin, but the host writes it.  Relocated read-only data of a host
-// image is marked writable, but nobody writes it.
-bool holds_variables(const ElfView &view, size_t section) {
-  const std::string_view name = view.section_name(section);
-  if (view.header().e_machine == EM_CUDA) return name.starts_with(".nv.global") || name == ".nv.constant3";
-  return (view.section(section).sh_flags & SHF_WRITE) != 0 && !name.starts_with(".data.rel.ro");
-}
 
 }  // namespace
 
@@ -105,30 +81,6 @@ size_t elf_bytes(const std::byte *data, size_t limit) {
     if (!extend(p.p_offset, p.p_filesz)) return 0;
   }
   return end;
-}
-
-bool collect_variables(std::span<const std::byte> file, std::vector<std::string> &names) {
-  const auto view = ElfView::open(file.data(), file.size());
-  if (!view) return false;
-  bool found_table = false;
-  for (size_t i = 0; i < view->sections(); ++i) {
-    const Elf64_Shdr table = view->section(i);
-    if (table.sh_type != SHT_SYMTAB && table.sh_type != SHT_DYNSYM) continue;
-    if (table.sh_entsize != sizeof(Elf64_Sym) || !view->fits(table.sh_offset, table.sh_size) ||
-        table.sh_link >= view->sections())
-      return false;
-    found_table = true;
-    const Elf64_Shdr strings = view->section(table.sh_link);
-    for (size_t k = 0; k < table.sh_size / sizeof(Elf64_Sym); ++k) {
-      const auto symbol = view->at<Elf64_Sym>(table.sh_offset + k * sizeof(Elf64_Sym));
-      if (ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || symbol.st_size == 0 || symbol.st_shndx == SHN_UNDEF ||
-          symbol.st_shndx >= view->sections() || !holds_variables(*view, symbol.st_shndx))
-        continue;
-      const std::string_view name = view->text(strings, symbol.st_name);
-      if (!name.empty()) names.emplace_back(name);
-    }
-  }
-  return found_table;
 }
 
 }  // namespace foundryd::modules

@@ -26,15 +26,6 @@ std::optional<Global> resolve(fdy_module_api api, void *handle, const std::strin
   return out;
 }
 
-// The names that the image lists and those that the program asked for, sorted.
-std::set<std::string> names_of(const Instance &instance) {
-  std::set<std::string> names = instance.asked_globals;
-  if (instance.image)
-    for (std::string &name : global_names(instance.image->bytes, instance.image->kind).names)
-      names.insert(std::move(name));
-  return names;
-}
-
 std::vector<std::byte> read(const Global &global) {
   std::vector<std::byte> out(global.bytes);
   if (global.bytes != 0) FDY_CU(cuMemcpyDtoH_v2, out.data(), global.address, global.bytes);
@@ -93,12 +84,14 @@ Global find_global(const Instance &instance, const char *name) {
   return *found;
 }
 
-void fill_globals(uint32_t module, bool changed_only, fdy_buffer *globals, fdy_buffer *strings) {
+void fill_globals(uint32_t module, std::set<std::string> names, bool changed_only, fdy_buffer *globals,
+                  fdy_buffer *strings) {
   const Instance instance = Registry::get().copy(module);
   if (!instance.live) throw Error(FDY_ERROR_STATE, "module %u was unloaded: it has no globals any more", module);
   const graphs::RelaxedCapture relaxed;
+  names.insert(instance.asked_globals.begin(), instance.asked_globals.end());
   std::vector<Global> found;
-  for (const std::string &name : names_of(instance))
+  for (const std::string &name : names)
     if (const auto global = resolve(instance.api, instance.handle, name)) found.push_back(*global);
   if (changed_only) found = only_changed(instance, found);
   std::vector<fdy_global> rows;

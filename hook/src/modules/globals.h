@@ -5,6 +5,8 @@
 #define FOUNDRYD_HOOK_MODULES_GLOBALS_H
 
 #include <cstdint>
+#include <set>
+#include <string>
 
 #include "foundryd/hook.h"
 #include "modules/registry.h"
@@ -20,7 +22,9 @@ struct Global {
 // Throws Error NOT_FOUND if the module has no such global.
 Global find_global(const Instance &instance, const char *name);
 
-void fill_globals(uint32_t module, bool changed_only, fdy_buffer *globals, fdy_buffer *strings);
+// Those of `names`, and of what the program asked for, that the driver finds in the module.
+void fill_globals(uint32_t module, std::set<std::string> names, bool changed_only, fdy_buffer *globals,
+                  fdy_buffer *strings);
 
 }  // namespace foundryd::modules
 

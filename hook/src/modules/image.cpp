@@ -31,21 +31,6 @@ struct ContainerHeader {
   uint64_t payload_bytes;
 };
 
-// One piece of a container: code for one architecture.  Only the fields that are needed, at their places.
-struct EntryHeader {
-  uint16_t kind;
-  uint16_t reserved0;
-  uint32_t header_bytes;
-  uint64_t payload_bytes;
-  uint32_t compressed_bytes;
-  uint32_t reserved1[5];
-  uint64_t flags;
-};
-static_assert(offsetof(EntryHeader, flags) == 40);
-
-constexpr uint16_t kEntryElf = 2;
-constexpr uint64_t kFlagsCompressed = 0x2000 | 0x8000;  // LZ4, zstd
-
 template <class T>
 T load(const std::byte *at) {
   T out;
@@ -87,23 +72,6 @@ Extent measure_within(const std::byte *data, size_t limit) {
   return length == limit ? Extent{} : Extent{ImageKind::kPtx, data, length + 1};
 }
 
-void collect_from_container(std::span<const std::byte> image, GlobalNames &out) {
-  size_t at = load<ContainerHeader>(image.data()).header_bytes;
-  while (at < image.size() && image.size() - at >= sizeof(EntryHeader)) {
-    const auto entry = load<EntryHeader>(image.data() + at);
-    if (entry.header_bytes < sizeof(EntryHeader) || entry.header_bytes > image.size() - at) break;
-    const size_t payload = at + entry.header_bytes;
-    if (entry.payload_bytes > image.size() - payload) break;
-    if (entry.kind == kEntryElf && (entry.flags & kFlagsCompressed) == 0) {
-      if (!collect_variables(image.subspan(payload, entry.payload_bytes), out.names)) out.complete = false;
-    } else {
-      out.complete = false;  // PTX, or compressed
-    }
-    at = payload + entry.payload_bytes;
-  }
-  if (at != image.size()) out.complete = false;
-}
-
 }  // namespace
 
 Extent measure(const void *image) {
@@ -125,20 +93,6 @@ Extent measure_prefix(std::span<const std::byte> bytes) {
 Extent measure_exactly(std::span<const std::byte> image) {
   const Extent extent = measure_prefix(image);
   return extent.bytes == image.size() ? extent : Extent{};
-}
-
-GlobalNames global_names(std::span<const std::byte> image, ImageKind kind) {
-  GlobalNames out;
-  if (kind == ImageKind::kFatbin) {
-    collect_from_container(image, out);
-  } else if (kind == ImageKind::kElf) {
-    out.complete = collect_variables(image, out.names);
-  } else {
-    out.complete = false;
-  }
-  std::sort(out.names.begin(), out.names.end());
-  out.names.erase(std::unique(out.names.begin(), out.names.end()), out.names.end());
-  return out;
 }
 
 uint64_t content_hash(std::span<const std::byte> bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a module image is, how large exactly one of them is, and which globals it names.
+// What a module image is, and how large exactly one of them is.
 #ifndef FOUNDRYD_MODULES_IMAGE_H
 #define FOUNDRYD_MODULES_IMAGE_H
 
@@ -34,16 +34,8 @@ Extent measure(const void *image);
 // The same for bytes from outside; kUnknown unless the image fills `image` exactly.
 Extent measure_exactly(std::span<const std::byte> image);
 
-struct GlobalNames {
-  std::vector<std::string> names;  // sorted, each once
-  bool complete = true;            // false if a part of the image is compressed or is not an ELF file
-};
-
 // The image that `bytes` begin with, whatever follows it.
 Extent measure_prefix(std::span<const std::byte> bytes);
-
-// Names of the variables in writable memory, from the symbol tables of the ELF files in the image.
-GlobalNames global_names(std::span<const std::byte> image, ImageKind kind);
 
 uint64_t content_hash(std::span<const std::byte> bytes);
 

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "lz4.h"
+
 #undef blockIdx
 #undef gridDim
 #undef threadIdx
@@ -25,7 +27,8 @@ constexpr uint32_t kWrapperMagic = 0x466243b1;
 constexpr uint32_t kContainerMagic = 0xba55ed50;
 constexpr uint16_t kEntryPtx = 1;
 constexpr uint16_t kEntryElf = 2;
-constexpr uint64_t kFlagCompressed = 0x2000;
+constexpr uint64_t kFlagLz4 = 0x2000;
+constexpr uint64_t kFlagZstd = 0x8000;
 constexpr uint32_t kArchitecture = 90;
 constexpr uint64_t kLargestImage = uint64_t{1} << 32;
 
@@ -139,8 +142,13 @@ std::shared_ptr<const Image> from_container(const std::byte *data) {
     require(entry.header_bytes >= sizeof entry && entry.header_bytes <= header.bytes - at &&
                 entry.bytes <= header.bytes - at - entry.header_bytes,
             CUDA_ERROR_INVALID_IMAGE);
-    if (entry.kind == kEntryElf && entry.architecture == kArchitecture && (entry.flags & kFlagCompressed) == 0) {
-      return from_elf(place + entry.header_bytes, entry.bytes);
+    if (entry.kind == kEntryElf && entry.architecture == kArchitecture && (entry.flags & kFlagZstd) == 0) {
+      const std::byte *payload = place + entry.header_bytes;
+      if ((entry.flags & kFlagLz4) == 0) return from_elf(payload, entry.bytes);
+      require(entry.compressed_bytes <= entry.bytes && entry.uncompressed_bytes <= kLargestImage,
+              CUDA_ERROR_INVALID_IMAGE);
+      const auto elf = decode_lz4({payload, entry.compressed_bytes}, entry.uncompressed_bytes);
+      return from_elf(elf.data(), elf.size());
     }
     ptx = ptx || entry.kind == kEntryPtx;
     at += entry.header_bytes + entry.bytes;

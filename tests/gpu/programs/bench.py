@@ -3,7 +3,8 @@
 
 ``native`` captures each graph through ``torch.cuda.graph`` and then measures the driver's floor for the same graphs.
 ``engine`` captures or restores as the environment says; restored, it also captures some of the same graphs natively
-in the same process and compares replays of both, taken in turn.  The last line of standard output is the report.
+in the same process and compares replays of both, taken in turn.  The last line of standard output is the report; with
+``--json`` it is also written after every step, so that what ends early leaves what it measured.
 """
 
 from __future__ import annotations
@@ -28,6 +29,27 @@ import torch
 from engine import Engine, add_arguments, batch_sizes
 
 Replay = Callable[[], None]
+
+
+class Results(dict[str, Any]):
+    """The report as it grows: written to a file, and a line of progress shown, after every step."""
+
+    def __init__(self, rank: Engine, args: argparse.Namespace) -> None:
+        super().__init__(asked=len(rank.batch_sizes))
+        self._rank = rank
+        # While capturing there is nothing to report, and a report of before must stay.
+        path = None if rank.capturing else args.json
+        self._path = None if path is None else Path(path.replace("{rank}", str(rank.rank)))
+
+    def step(self, text: str, **more: Any) -> None:
+        """Takes in what a step found, and the engine's own figures as they are now."""
+        self.update(self._rank.figures())
+        self.update(more)
+        if self._path is not None:
+            aside = self._path.with_suffix(".part")
+            aside.write_text(json.dumps(self))
+            aside.replace(self._path)
+        print(f"progress: rank {self._rank.rank}: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -67,59 +89,73 @@ def native(args: argparse.Namespace) -> dict[str, Any]:
     import floor
 
     engine = Engine(args)
+    results = Results(engine, args)
+    results.step("the engine is there")
     pool = torch.cuda.graph_pool_handle()
-    totals: dict[str, float] = {}
     graphs: dict[int, Native] = {}
-    with timed(totals, "ready_ms"):
-        for batch in sorted(engine.batch_sizes, reverse=True):
+    times: dict[str, dict[str, float]] = {}
+    spent = 0.0
+    for batch in sorted(engine.batch_sizes, reverse=True):
+        started: dict[str, float] = {}
+        with timed(started, "ms"):
             graphs[batch] = capture_natively(partial(engine.step, batch), pool)
+        spent += started["ms"]
+        times[str(batch)] = graphs[batch].times
+        if len(graphs) % 8 == 0:
+            results.step(f"{len(graphs)} graphs captured natively", graphs=len(graphs), native=times)
     first: dict[str, float] = {}
     with timed(first, "first_replay_ms"):
         graphs[max(graphs)].graph.replay()
+    results.step("all captured natively", graphs=len(graphs), native=times, ready_ms=spent, **first)
     readings = {batch: floor.read(int(g.graph.raw_cuda_graph())) for batch, g in graphs.items()}
-    floor.cost(next(iter(readings.values())))  # the first of anything is slower
     costs: dict[int, list[floor.Cost]] = {batch: [] for batch in readings}
-    for _ in range(args.floor_repeats):
+    for repeat in range(args.floor_repeats):
+        if repeat == 0:
+            floor.cost(next(iter(readings.values())))  # the first of anything is slower
         for batch, reading in readings.items():
             costs[batch].append(floor.cost(reading))
-    lowest = {
-        str(batch): {
-            "nodes": several[0].nodes,
-            "edges": several[0].edges,
-            "build_ms": statistics.median(c.build_ms for c in several),
-            "instantiate_ms": statistics.median(c.instantiate_ms for c in several),
+        lowest = {
+            str(batch): {
+                "nodes": several[0].nodes,
+                "edges": several[0].edges,
+                "build_ms": statistics.median(c.build_ms for c in several),
+                "instantiate_ms": statistics.median(c.instantiate_ms for c in several),
+            }
+            for batch, several in costs.items()
         }
-        for batch, several in costs.items()
-    }
-    result = engine.figures() | {
-        "graphs": len(graphs),
-        **totals,
-        **first,
-        "native": {str(batch): g.times for batch, g in graphs.items()},
-        "floor": lowest,
-    }
+        results.step(f"the driver's floor, {repeat + 1} of {args.floor_repeats}", floor=lowest, graphs=len(graphs))
     readings.clear()
     graphs.clear()
     engine.close()
-    return result
+    return results
 
 
 def engine(args: argparse.Namespace) -> dict[str, Any]:
     """All graphs from the environment's mode; restored, replays compared with native ones."""
     rank = Engine(args)
+    results = Results(rank, args)
+    results.step("the engine is there")
     times: dict[str, float] = {}
     with timed(times, "first_replay_ms"):
         with timed(times, "ready_ms"):
             rank.prepare()
         if not rank.capturing:
             rank.replay(max(rank.batch_sizes))
-    result = rank.figures() | times
+    results.step("captured" if rank.capturing else "restored", **times)
     if not rank.capturing:
-        wanted = [batch for batch in args.compare if batch in rank.replayable]
-        result["compared_with_native"] = {str(batch): asdict(compare(rank, batch, args)) for batch in wanted}
-        result["memory_with_native"] = rank.figures()["memory"]
+        compared: dict[str, Any] = {}
+        memory = results["memory"]  # before native graphs come to it
+        for batch in (batch for batch in args.compare if batch in rank.replayable):
+            compared[str(batch)] = asdict(compare(rank, batch, args))
+            both = rank.figures()["memory"]
+            results.step(
+                f"replays compared, batch {batch}",
+                compared_with_native=compared,
+                memory=memory,
+                memory_with_native=both,
+            )
     rank.close()
-    return result
+    return results
 
 
 @dataclass
@@ -199,20 +235,17 @@ def main() -> None:
     add_arguments(parser)
     # A short cache: proofs of a capture save and compare all of it many times.
     parser.set_defaults(size="qwen3-8b", layers=36, batch_sizes=batch_sizes("1-64"), max_seq=128)
-    parser.add_argument("--floor-repeats", type=int, default=3)
+    parser.add_argument("--floor-repeats", type=int, default=3, help="0 for no floor")
     parser.add_argument(
         "--compare", type=batch_sizes, default=(1, 8, 32, 64), help="batch sizes whose replays to compare"
     )
+    parser.add_argument("--no-compare", dest="compare", action="store_const", const=(), help="compare none")
     parser.add_argument("--rounds", type=int, default=60, help="samples of each way")
     parser.add_argument("--warm-up-rounds", type=int, default=6)
     parser.add_argument("--inner", type=int, default=5, help="replays of one sample")
-    parser.add_argument("--json", help="where to write the report too; {rank} becomes the rank")
+    parser.add_argument("--json", help="where to write the report after every step; {rank} becomes the rank")
     args = parser.parse_args()
-    result = native(args) if args.role == "native" else engine(args)
-    text = json.dumps(result)
-    if args.json:
-        Path(args.json.replace("{rank}", str(result["rank"]))).write_text(text)
-    print(text, flush=True)
+    print(json.dumps(native(args) if args.role == "native" else engine(args)), flush=True)
 
 
 if __name__ == "__main__":

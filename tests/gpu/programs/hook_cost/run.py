@@ -34,13 +34,20 @@ PTX = """
 """
 
 
-def build(folder: Path) -> Path:
-    """Compiles the program.  The software driver's library stands in for the linker; any driver serves to run."""
+def build(folder: Path, include: Path) -> Path:
+    """Compiles the program with the header ``foundryd/hook.h`` of the folder ``include``.
+
+    The software driver's library stands in for the linker; any driver serves to run.
+    """
+    if not (include / "foundryd" / "hook.h").exists():
+        raise FileNotFoundError(
+            f"{include} has no foundryd/hook.h: give --include with the folder hook/include of the sources, or --binary"
+        )
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler: build hook_cost.cpp elsewhere and give --binary")
     binary = folder / "hook_cost"
-    flags = ["-O2", "-std=c++20", "-I", str(INCLUDE), "-o", str(binary)]
+    flags = ["-O2", "-std=c++20", "-I", str(include), "-o", str(binary)]
     driver = ["-L", str(_native.soft_folder()), "-l:libcuda.so.1", "-Wl,--allow-shlib-undefined", "-ldl"]
     subprocess.run([compiler, *flags, str(HERE / "hook_cost.cpp"), *driver], check=True, timeout=DEADLINE)
     return binary
@@ -106,15 +113,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", type=Path, help="the program, if it is built already")
     parser.add_argument("--build", type=Path, metavar="FOLDER", help="only build the program, into this folder")
+    parser.add_argument("--include", type=Path, default=INCLUDE, help="folder of foundryd/hook.h, to build the program")
     parser.add_argument("--driver", choices=("cuda", "soft"), default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the report too")
     args = parser.parse_args()
     if args.build:
-        print(build(args.build))
+        print(build(args.build, args.include))
         return
     with tempfile.TemporaryDirectory(prefix="foundryd-hook-cost-") as folder:
-        binary = args.binary or build(Path(folder))
+        binary = args.binary or build(Path(folder), args.include)
         costs = compare(binary, args.driver, args.repeats, Path(folder))
     text = json.dumps({"driver": args.driver, "repeats": args.repeats, "costs": costs})
     if args.json:

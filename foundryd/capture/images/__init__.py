@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is inside a module image: which code the driver takes from it, and the names of that code's variables.
+
+Everything here works on bytes, without a driver.  What cannot be read raises ``UnreadableImage``.
+"""
+
+from foundryd.capture.images.container import Entry, capability, chosen, entries
+from foundryd.capture.images.survey import Listing, Summary, listings, summary
+from foundryd.capture.images.variables import Variable
+
+__all__ = ["Entry", "Listing", "Summary", "Variable", "capability", "chosen", "entries", "listings", "summary"]

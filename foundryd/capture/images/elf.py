@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of an ELF image: a cubin, or a host library of the software driver.
+
+Every offset and count is checked against the file before it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from foundryd.capture.images.variables import Variable, distinct
+from foundryd.errors import UnreadableImage
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_CUDA = 190  # e_machine
+_SYMTAB, _DYNSYM, _RELOCATIONS = 2, 11, {4: 24, 9: 16}  # sh_type; entry size
+_WRITE, _ALLOC = 1, 2  # sh_flags
+_OBJECT, _SECTION_SYMBOL, _REFERENCES = 1, 3, {10: "texture", 11: "sampler", 12: "surface"}  # st_info
+_UNDEFINED, _COMMON, _EXTENDED = 0, 0xFFF2, 0xFFFF  # st_shndx
+
+# Written to, but of a block or a thread; or the code in a form for other members of its family.
+_NOT_VARIABLES = (".nv.shared", ".nv.local", ".nv.merc.")
+
+
+@dataclass(frozen=True)
+class _Section:
+    name_at: int
+    type: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry_size: int
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    name_at: int
+    type: int
+    section: int
+    value: int
+    size: int
+
+
+class _File:
+    """The tables of a file, bounded."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        head = _HEADER.unpack(self._bytes(0, _HEADER.size, "header"))
+        if head[0][:6] != b"\x7fELF\x02\x01":
+            raise UnreadableImage("it is not a 64-bit little-endian ELF file")
+        self.machine, self._table, entry_size, count, names = head[2], head[6], head[11], head[12], head[13]
+        if self._table and entry_size != _SECTION.size:
+            raise UnreadableImage(f"its section headers are {entry_size} bytes each, not {_SECTION.size}")
+        # Where the numbers do not fit, the first section has them.
+        if self._table and count == 0:
+            count = self._read_section(0).size
+        self._bytes(self._table, count * _SECTION.size, "section headers")
+        self.sections = [self._read_section(i) for i in range(count)]
+        if names == _EXTENDED and self.sections:
+            names = self.sections[0].link
+        if self.sections and names >= count:
+            raise UnreadableImage(f"the names of its sections are in section {names}, and there are {count}")
+        self.names = [self._text(self.sections[names], s.name_at) for s in self.sections]
+
+    def symbols(self, kind: int) -> Iterator[tuple[_Section, list[_Symbol]]]:
+        """The tables of symbols of a type."""
+        for section in self.sections:
+            if section.type == kind:
+                yield (
+                    section,
+                    [
+                        _Symbol(name, info & 15, index, value, size)
+                        for name, info, _, index, value, size in _SYMBOL.iter_unpack(
+                            self._entries(section, _SYMBOL.size, "symbol")
+                        )
+                    ],
+                )
+
+    def relocations(self, section: _Section) -> Iterator[tuple[int, int]]:
+        """(offset in the section that is relocated, number of the symbol) of each."""
+        size = _RELOCATIONS[section.type]
+        rows = self._entries(section, size, "relocation")
+        for at in range(0, len(rows), size):
+            offset, info = struct.unpack_from("<QQ", rows, at)
+            yield offset, info >> 32
+
+    def symbol_name(self, table: _Section, symbol: _Symbol) -> str:
+        """A symbol's name; raises ``UnreadableImage``."""
+        if table.link >= len(self.sections):
+            raise UnreadableImage(f"its symbols have names in section {table.link}, and there are {len(self.sections)}")
+        return self._text(self.sections[table.link], symbol.name_at)
+
+    def _bytes(self, offset: int, size: int, what: str) -> bytes:
+        if offset + size > len(self._data):
+            raise UnreadableImage(f"its code has {len(self._data)} bytes, and its {what} would be at {offset} + {size}")
+        return self._data[offset : offset + size]
+
+    def _entries(self, section: _Section, size: int, what: str) -> bytes:
+        if section.entry_size != size or section.size % size:
+            raise UnreadableImage(f"a table of {section.size} bytes has {what}s of {section.entry_size}, not {size}")
+        return self._bytes(section.offset, section.size, f"{what}s")
+
+    def _read_section(self, number: int) -> _Section:
+        name, kind, flags, _, offset, size, link, info, align, entry_size = _SECTION.unpack(
+            self._bytes(self._table + number * _SECTION.size, _SECTION.size, "section headers")
+        )
+        return _Section(name, kind, flags, offset, size, link, info, align, entry_size)
+
+    def _text(self, strings: _Section, at: int) -> str:
+        self._bytes(strings.offset, strings.size, "names")
+        end = self._data.find(b"\0", strings.offset + at, strings.offset + strings.size)
+        if at >= strings.size or end < 0:
+            raise UnreadableImage(f"a name at {at} is not within the {strings.size} bytes of names")
+        try:
+            return self._data[strings.offset + at : end].decode()
+        except UnicodeDecodeError:
+            raise UnreadableImage(f"the name at {at} is not text") from None
+
+
+def variables(data: bytes) -> list[Variable]:
+    """The variables of a file, by name; raises ``UnreadableImage`` if there may be others."""
+    file = _File(data)
+    return distinct(_of_cubin(file) if file.machine == _CUDA else _of_host(file))
+
+
+def _of_host(file: _File) -> list[Variable]:
+    """What a host library shows the software driver.  Relocated read-only data is marked writable, too."""
+    found = []
+    for table, symbols in file.symbols(_DYNSYM):
+        for symbol in symbols:
+            if symbol.type != _OBJECT or not symbol.size or not 0 < symbol.section < len(file.sections):
+                continue
+            written = file.sections[symbol.section].flags & _WRITE
+            if written and not file.names[symbol.section].startswith(".data.rel.ro"):
+                found.append(Variable(file.symbol_name(table, symbol)))
+    return found
+
+
+def _of_cubin(file: _File) -> list[Variable]:
+    spans: dict[int, list[tuple[int, int, str]]] = {
+        i: [] for i, name in enumerate(file.names) if _is_variable_section(name)
+    }
+    for i, section in enumerate(file.sections):
+        known = i in spans or file.names[i].startswith(_NOT_VARIABLES)
+        if section.flags & _WRITE and section.flags & _ALLOC and section.size and not known:
+            raise UnreadableImage(f"its section {file.names[i]} is written to and of a kind that is not known")
+    common = []
+    tables = list(file.symbols(_SYMTAB))
+    for table, symbols in tables:
+        for symbol in symbols:
+            if symbol.type in _REFERENCES:
+                kind = _REFERENCES[symbol.type]
+                raise UnreadableImage(f"{file.symbol_name(table, symbol)} is a {kind} reference, whose state is hidden")
+            if symbol.type != _OBJECT or not symbol.size or symbol.section == _UNDEFINED:
+                continue
+            name = file.symbol_name(table, symbol)
+            if symbol.section == _COMMON:
+                common.append(Variable(name))
+            elif symbol.section in spans:
+                spans[symbol.section].append((symbol.value, symbol.value + symbol.size, name))
+            elif symbol.section >= len(file.sections):
+                raise UnreadableImage(f"its variable {name} is in section {symbol.section}, which does not exist")
+    for i, own in spans.items():
+        _check_covered(file.sections[i], file.names[i], own)
+    code = _with_code(file, tables, spans)
+    return [*common, *(Variable(name, name in code) for own in spans.values() for _, _, name in own)]
+
+
+def _is_variable_section(name: str) -> bool:
+    """Variables of programs; the other constant banks hold parameters, literals and addresses.
+
+    ``__constant__`` memory is not marked as written to, but the host writes it.
+    """
+    return name in (".nv.global", ".nv.constant3") or name.startswith((".nv.global.", ".nv.constant3."))
+
+
+def _check_covered(section: _Section, name: str, spans: list[tuple[int, int, str]]) -> None:
+    """Raises ``UnreadableImage`` if more of a section than padding has no name."""
+    padding, reached = max(section.align, 1), 0
+    for start, end, _ in [*sorted(spans), (section.size, section.size, "")]:
+        if end > section.size or start - reached >= padding:
+            raise UnreadableImage(
+                f"its section {name} has {section.size} bytes, and symbols name those up to {reached} and from {start} "
+                f"to {end} only"
+            )
+        reached = max(reached, end)
+
+
+def _with_code(
+    file: _File, tables: list[tuple[_Section, list[_Symbol]]], spans: dict[int, list[tuple[int, int, str]]]
+) -> set[str]:
+    """Names of variables that the loader puts the address of anything but another variable into."""
+    found = set()
+    for section in file.sections:
+        if section.type not in _RELOCATIONS or section.info not in spans:
+            continue
+        linked = file.sections[section.link : section.link + 1]
+        symbols = next((s for table, s in tables if [table] == linked), [])
+        for offset, number in file.relocations(section):
+            if number >= len(symbols):
+                raise UnreadableImage(f"a relocation has symbol {number}, and there are {len(symbols)}")
+            symbol = symbols[number]
+            if symbol.type == _OBJECT or (symbol.type == _SECTION_SYMBOL and symbol.section in spans):
+                continue
+            found |= {name for start, end, name in spans[section.info] if start <= offset < end}
+    return found

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of a recording: their images, which globals the program changed, and where every global lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foundryd._native import _hook
+from foundryd.archive import index as ix
+from foundryd.capture.images import Listing, capability, listings
+from foundryd.capture.recording import ModuleRecord
+from foundryd.errors import OpaqueModule, UnreadableImage
+
+# Texts of assertions and the like, which compilers put into writable sections and no program can name or write.
+_OF_COMPILER = re.compile(r"\$.*|__unnamed_\d+")
+
+
+@dataclass(frozen=True)
+class GlobalRange:
+    """Where a global lies in this process."""
+
+    address: int
+    bytes: int
+    symbol: ix.Symbol
+
+
+@dataclass
+class RecordedModules:
+    """Modules in the order of their numbers; ``opaque`` says of some why their globals cannot be listed."""
+
+    records: list[ModuleRecord] = field(default_factory=list)
+    ranges: list[GlobalRange] = field(default_factory=list)
+    opaque: dict[int, str] = field(default_factory=dict)
+
+
+def record_modules(
+    hook: _hook.Hook,
+    numbers: Mapping[int, int],
+    users: Mapping[int, str],
+    identity: Mapping[str, ix.IdentityField],
+    *,
+    allow_opaque: bool,
+) -> RecordedModules:
+    """Records the modules that ``numbers`` has (the hook's number to the recording's).
+
+    ``users`` names a function of each, for messages.  Raises ``OpaqueModule`` for a module with a global that could
+    have changed unseen, unless ``allow_opaque``.
+    """
+    apis = {int(m["id"]): int(m["api"]) for m in hook.modules()}
+    out = RecordedModules()
+    for identifier, slot in numbers.items():
+        image = hook.module_image(identifier)
+        found, reason = _listings(image, identity)
+        names = sorted({name for listing in found for name in listing.names})
+        known = _rows(hook.module_globals(identifier, names))
+        changed = _rows(hook.changed_globals(identifier, names))
+        reason = reason or _unseen(found, {name for name, _, _ in known}, {name for name, _, _ in changed})
+        if reason:
+            if not allow_opaque:
+                raise OpaqueModule(
+                    f"the globals of module {slot} ({len(image)} bytes, with the kernel {users[identifier]}) cannot "
+                    f"all be seen, because {reason}: a value that only device code gave one of them would be lost, so "
+                    "capture with --allow-opaque-modules if you know that no kernel of the module does so"
+                )
+            out.opaque[slot] = reason
+        out.records.append(
+            ModuleRecord(apis[identifier], image, [(name, hook.download(at, size)) for name, at, size in changed])
+        )
+        out.ranges += [GlobalRange(at, size, ix.Symbol(slot, name)) for name, at, size in known]
+    return out
+
+
+def _listings(image: bytes, identity: Mapping[str, ix.IdentityField]) -> tuple[list[Listing], str]:
+    try:
+        return listings(image, capability(str(identity["compute_capability"].value))), ""
+    except UnreadableImage as error:
+        return [], str(error)
+
+
+def _unseen(found: list[Listing], known: set[str], changed: set[str]) -> str:
+    """Why some global may not have been compared; empty if all were.
+
+    What a compiler made for itself needs no name.  Where the driver could have taken several pieces, it took one whose
+    variables it all finds.
+    """
+    missing = [sorted(n for n in listing.names - known if not _OF_COMPILER.fullmatch(n)) for listing in found]
+    if all(missing):
+        return f"the driver does not find its global {min(missing, key=len)[0]}"
+    code = sorted(v.name for listing in found for v in listing.variables if v.holds_code and v.name in changed)
+    return f"its global {code[0]} holds addresses of code and is not as in a fresh load" if code else ""
+
+
+def _rows(found: tuple[Any, list[str]]) -> list[tuple[str, int, int]]:
+    """(name, address, bytes) of each, by name."""
+    table, names = found
+    return sorted((name, int(row["address"]), int(row["bytes"])) for row, name in zip(table, names, strict=True))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module is recorded only if every global of the code that the driver took was compared with a fresh load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foundryd._native import _hook, _rankpatch
+from foundryd.archive.index import IdentityField, Symbol
+from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
+from foundryd.capture.recording import ModuleRecord
+from foundryd.capture.symbols import Symbols
+from foundryd.errors import OpaqueModule
+
+sys.path.insert(0, str(Path(__file__).parent))
+import image_builder as ib
+
+IDENTITY = {"compute_capability": IdentityField("9.0")}
+
+
+class Driver:
+    """What the hook says of one module whose globals lie behind each other, 8 bytes each."""
+
+    def __init__(self, image: bytes, known: list[str], changed: list[str]) -> None:
+        self._image, self._known, self._changed = image, known, changed
+
+    def modules(self) -> Any:
+        out = np.zeros(1, _hook.module_dtype)
+        out["id"] = 3
+        return out
+
+    def module_image(self, module: int) -> bytes:
+        return self._image
+
+    def module_globals(self, module: int, names: list[str]) -> Any:
+        found = [n for n in self._known if n in names]
+        out = np.zeros(len(found), _hook.global_dtype)
+        out["address"] = [0x1000 + 8 * self._known.index(n) for n in found]
+        out["bytes"] = 8
+        return out, found
+
+    def changed_globals(self, module: int, names: list[str]) -> Any:
+        rows, found = self.module_globals(module, names)
+        places = [i for i, n in enumerate(found) if n in self._changed]
+        return rows[places], [found[i] for i in places]
+
+    def download(self, address: int, size: int) -> Any:
+        return np.arange(size, dtype=np.uint8)
+
+
+def image(*names: str) -> bytes:
+    return ib.Cubin(
+        {".nv.global": (8 * len(names), 8)}, [ib.Symbol(n, ".nv.global", 8 * i, 8) for i, n in enumerate(names)]
+    ).build()
+
+
+def record(driver: Driver, allow: bool = False) -> RecordedModules:
+    return record_modules(driver, {3: 0}, {3: "kernel"}, IDENTITY, allow_opaque=allow)  # type: ignore[arg-type]
+
+
+def test_what_changed_is_recorded_and_everything_has_a_place() -> None:
+    out = record(Driver(image("a", "b"), ["a", "b"], ["b"]))
+    assert [name for name, _ in out.records[0].globals] == ["b"]
+    assert [(r.address, r.symbol.name) for r in out.ranges] == [(0x1000, "a"), (0x1008, "b")]
+    assert out.opaque == {}
+
+
+def test_a_global_that_the_driver_does_not_find_makes_its_module_opaque() -> None:
+    driver = Driver(image("a", "hidden"), ["a"], ["a"])
+    with pytest.raises(OpaqueModule, match=r"kernel kernel.*does not find its global hidden.*--allow-opaque-modules"):
+        record(driver)
+    out = record(driver, allow=True)
+    assert out.opaque == {0: "the driver does not find its global hidden"}
+    assert [name for name, _ in out.records[0].globals] == ["a"]
+
+
+def test_of_two_codes_that_the_driver_may_have_taken_one_has_to_be_known_whole() -> None:
+    packed = ib.container(ib.entry(image("a", "plain")), ib.entry(image("a", "special"), flags=ib.SPECIFIC | ib.ZSTD))
+    for known in (["a", "plain"], ["a", "special"]):
+        assert record(Driver(packed, known, ["a"])).opaque == {}
+    with pytest.raises(OpaqueModule, match="does not find its global plain"):
+        record(Driver(packed, ["a"], []))
+
+
+def test_addresses_of_code_in_a_changed_global_are_not_archived() -> None:
+    code = ib.Cubin(
+        {".nv.global.init": (8, 8), ".text.k": (128, 128)},
+        [ib.Symbol("table", ".nv.global.init", 0, 8), ib.Symbol("k", ".text.k", 0, 128, ib.FUNCTION, 1)],
+        {".nv.global.init": [(0, 1)]},
+    ).build()
+    assert record(Driver(code, ["table"], [])).opaque == {}
+    with pytest.raises(OpaqueModule, match="its global table holds addresses of code"):
+        record(Driver(code, ["table"], ["table"]))
+
+
+def test_an_address_in_a_global_becomes_a_relocation_wherever_the_global_begins() -> None:
+    target = GlobalRange(0x7F00_0000_1000, 64, Symbol(0, "target"))
+    holder = GlobalRange(0x7F00_0000_2004, 30, Symbol(0, "holder"))
+    data = np.zeros(30, np.uint8)
+    data[4:12] = np.frombuffer((0x7F00_0000_1008).to_bytes(8, "little"), np.uint8)  # aligned in memory
+    data[14:22] = data[4:12]  # not aligned: no address
+    data[20:28] = np.frombuffer((0x7F00_0000_1040).to_bytes(8, "little"), np.uint8)  # behind the end
+    modules = RecordedModules([ModuleRecord(0, b"", [("holder", data)])], [holder, target])
+    symbols = Symbols(modules.ranges)
+    rows = symbols.replace_in_globals(modules)
+    assert rows.tolist() == np.array([(0, 4, 0, 0, 8)], _rankpatch.relocation_dtype).tolist()
+    assert symbols.used == [Symbol(0, "target")]
+    ((_, kept),) = modules.records[0].globals
+    assert not kept[4:12].any()
+    assert np.array_equal(kept[12:], data[12:])

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Globals that only device code changes come back with a restore, however the image is packed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foundryd import _native
+from foundryd._native import _rankpatch
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.verify import violations
+from foundryd.cli.environment import restore_environment
+
+# One rank whose kernels change globals of their module and put the address of one into another, before its graph is
+# captured; a restoring process launches none of them.  Says what the replayed graph read.
+ENGINE = """
+import ctypes, json, sys
+from pathlib import Path
+from cuda.bindings import driver as cu
+import foundryd
+from foundryd.demo.device import Device, checked
+from foundryd.session.arena import arena
+
+graphs = foundryd.GraphSet.from_env()
+device = Device(0)
+module = checked(cu.cuModuleLoadData, Path(sys.argv[1]).read_bytes())
+kernels = {n: checked(cu.cuModuleGetFunction, module, n.encode()) for n in ("aim", "follow", "touch")}
+with arena("io"):
+    out = device.allocate((1,), 8)
+
+def launch(name, *pointers):
+    values = [ctypes.c_uint64(p) for p in pointers]
+    places = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
+    checked(cu.cuLaunchKernel, kernels[name], 1, 1, 1, 1, 1, 1, 0, device.stream, ctypes.addressof(places), 0)
+
+if graphs.mode.value != "restore":
+    launch("aim")
+    for _ in range(40):
+        launch("touch")
+graph, _ = graphs.capture_or_restore("step", lambda: launch("follow", out), stream=device.stream)
+graphs.finish()
+graph.replay(device.stream)
+print(json.dumps({"restored": graphs.restored, "out": device.read(out, (1,), "<u8").tolist(),
+                  "fallback": str(graphs.fallback)}), flush=True)
+graphs.close()
+"""
+VALUE = 42  # of a global that starts as 2
+
+
+def load_builder():
+    path = Path(__file__).parents[1] / "capture" / "image_builder.py"
+    spec = importlib.util.spec_from_file_location("image_builder", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+IB = load_builder()
+
+
+def pack(kind: str) -> bytes:
+    """The image of the hook's tests in a container."""
+    elf = _native.image("hooktest").read_bytes()[80:]
+    if kind == "lz4":
+        return IB.container(IB.entry(b"for another", 80), IB.entry(elf, flags=IB.LZ4))
+    # Which of two for one architecture is taken, the driver decides, so both have to be known.
+    return IB.container(IB.entry(elf), IB.entry(b"unknown code", flags=IB.SPECIFIC))
+
+
+@pytest.fixture
+def engine(e2e, foundryd, tmp_path):
+    """Captures the engine with an image; answers how that ended and a function that restores it."""
+
+    def capture(kind, *options):
+        image, archive = tmp_path / f"{kind}.fatbin", tmp_path / f"{kind}.foundry"
+        image.write_bytes(pack(kind))
+        command = [sys.executable, "-P", "-c", ENGINE, image]
+        arguments = ["-o", archive, "--variant", "tp=1", "--driver", "soft", *options]
+        done = foundryd("capture", *arguments, "--", *command)
+
+        def restore():
+            base = e2e.clean_environment()
+            env = base | restore_environment(base, archive=str(archive), group="globals", variant="tp=1")
+            ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            assert ran.returncode == 0, ran.stderr
+            return json.loads(ran.stdout.splitlines()[-1])
+
+        return done, archive, restore
+
+    return capture
+
+
+def test_what_device_code_wrote_to_globals_of_a_compressed_image_is_restored(engine, foundryd):
+    done, archive, restore = engine("lz4")
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [VALUE], "fallback": "None"}
+    with ArchiveReader.open(archive) as reader:
+        assert violations(reader, deep=True) == []
+        (variant,) = reader.index.variants
+        assert [(s.module, s.name) for s in variant.symbols] == [(0, "table")]
+        relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
+        assert relocations[["offset", "addend"]].tolist() == [(8, 4)]
+    (module,) = foundryd("inspect", archive, "--json").json["variants"][0]["module_details"]
+    assert (module["targets"], module["compression"]) == (["sm_80", "sm_90"], ["lz4", "none"])
+    assert (module["globals"], module["changed_globals"], module["opaque"]) == (4, ["aimed", "table"], "")
+    shown = foundryd("inspect", archive)
+    assert "sm_80, sm_90" in shown.out
+
+
+def test_a_module_whose_globals_cannot_be_listed_is_refused_unless_asked_for(e2e, engine, foundryd):
+    done, archive, _ = engine("opaque")
+    assert done.code != 0
+    assert "--allow-opaque-modules" in done.err
+    assert "module 0" in done.err
+    assert "with the kernel follow" in done.err
+    assert not archive.exists()
+    done, archive, restore = engine("opaque", "--allow-opaque-modules")
+    assert done.code == 0, done.err
+    (module,) = foundryd("inspect", archive, "--json").json["variants"][0]["module_details"]
+    assert "its header" in module["opaque"]
+    assert restore()["restored"]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's report grows by steps, and what ends early leaves what it measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("benchmark")
+
+
+def native_report(rank=0, graphs=2, **more):
+    """A rank's report after ``graphs`` of two graphs."""
+    times = {"warm_up_ms": 10.0 + rank, "capture_ms": 20.0, "instantiate_ms": 5.0}
+    measured = {str(batch): times for batch in range(1, graphs + 1)}
+    return {"asked": 2, "rank": rank, "native": measured, "memory": {"device_used": 10**9 * (rank + 1)}} | more
+
+
+def restored_report(**more):
+    return {
+        "asked": 2,
+        "restored": True,
+        "fallback": None,
+        "ready_ms": 30.0,
+        "first_replay_ms": 31.0,
+        "phases": {"layout": 1.0, "graphs": 9.0},
+        "memory": {"device_used": 10**9},
+    } | more
+
+
+FLOOR = {"1": {"nodes": 9, "edges": 8, "build_ms": 1.0, "instantiate_ms": 2.0}}
+PAIR = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05], "restored_ms": 5.0, "native_ms": 5.1}
+
+
+def test_a_whole_report_has_every_figure_of_the_slowest_rank(benchmark):
+    reports = {
+        "native": [native_report(rank, ready_ms=70.0 + rank) for rank in range(2)],
+        "floor": [native_report(rank, ready_ms=80.0, floor=FLOOR) for rank in range(2)],
+        "capture": {"archive_bytes": 4_000_000},
+        "restore": [restored_report(ready_ms=30.0 + rank) for rank in range(2)],
+        "pairs": [restored_report(ready_ms=99.0, compared_with_native={"1": PAIR}) for _ in range(2)],
+    }
+    summary, phases, replay = benchmark.rows("bench", reports, {})
+    assert summary["verdict"] == "ok"
+    assert summary["graphs"] == "2"
+    assert (summary["warm-up"], summary["native ready"], summary["floor"]) == (22.0, 71.0, 3.0)
+    assert (summary["restored ready"], summary["archive MB"], summary["native GB"]) == (31.0, 4.0, 2.0)
+    assert phases == {"case": "bench phases", "layout": 1.0, "graphs": 9.0}
+    assert replay["restored / native"] == "1.0000 (0.9000 to 1.1000)"
+
+
+def test_of_a_report_that_is_not_whole_the_rest_is_unknown(benchmark):
+    late = {"native": "late: rank 0 did not end in 5 s"}
+    (summary,) = benchmark.rows("bench", {"native": [native_report(graphs=1)]}, late)
+    assert (summary["verdict"], summary["graphs"], summary["warm-up"]) == ("late", "1 of 2", 10.0)
+    assert summary["native ready"] is summary["floor"] is summary["restored ready"] is summary["archive MB"] is None
+    (nothing,) = benchmark.rows("bench", {}, {"native": "failed: no such weights"})
+    assert (nothing["verdict"], nothing["graphs"]) == ("failed", "-")
+    assert "no such weights" in nothing["detail"]
+
+
+@pytest.mark.parametrize("step", ["restore", "pairs"])
+def test_a_rank_that_fell_back_is_no_restore(benchmark, step):
+    reports = {step: [restored_report(restored=False, fallback="LayoutDiverged: elsewhere")]}
+    summary = benchmark.rows("bench", reports, {})[0]
+    assert summary["verdict"] == "failed"
+    assert "LayoutDiverged" in summary["detail"]
+
+
+class World:
+    """Stands in for GPUs: takes down what was run, and ends as told."""
+
+    def __init__(self, benchmark, monkeypatch):
+        self.ran = []
+        self.cut = False
+        self._benchmark = benchmark
+        for name in ("native", "capture", "restore", "daemon"):
+            monkeypatch.setattr(benchmark, name, getattr(self, name))
+
+    def native(self, program, world, *, timeout):
+        self.ran.append(("native", program.arguments))
+        path = program.arguments[program.arguments.index("--json") + 1]
+        for rank in range(world):
+            Path(path.replace("{rank}", str(rank))).write_text(json.dumps(native_report(rank, 1)))
+        if self.cut:
+            raise self._benchmark.TimeUp("rank 0 did not end")
+        return [native_report(rank) for rank in range(world)]
+
+    def capture(self, program, variant, world, archive, *, timeout, echo):
+        self.ran.append(("capture", program.arguments))
+        archive.touch()
+        return {"archive_bytes": 1}
+
+    def restore(self, archive, program, variant, world, runtime, *, timeout):
+        self.ran.append(("restore", program.arguments))
+        return [restored_report() for _ in range(world)]
+
+    def daemon(self, archives):
+        import contextlib
+
+        return contextlib.nullcontext(Path("run"))
+
+    def steps(self):
+        ran, self.ran = [name for name, _ in self.ran], []
+        return ran
+
+
+@pytest.fixture
+def world(benchmark, monkeypatch):
+    return World(benchmark, monkeypatch)
+
+
+def bench(benchmark, out, *arguments, seconds=60.0):
+    return benchmark.Bench(out, "tp=2", arguments, benchmark.Deadline(seconds))
+
+
+def test_all_steps_run_each_program_once(benchmark, world, tmp_path):
+    summary = bench(benchmark, tmp_path).run(benchmark.STEPS)[0]
+    assert world.steps() == ["native", "capture", "restore"]
+    assert (summary["verdict"], summary["graphs"]) == ("ok", "2")
+
+
+@pytest.mark.parametrize(
+    ("step", "program", "without", "option"),
+    [
+        ("native", "native", True, "--floor-repeats"),
+        ("floor", "native", False, "--floor-repeats"),
+        ("restore", "restore", True, "--no-compare"),
+        ("pairs", "restore", False, "--no-compare"),
+    ],
+)
+def test_a_step_measures_no_more_than_itself(benchmark, world, tmp_path, step, program, without, option):
+    bench(benchmark, tmp_path).run([step])
+    (arguments,) = [given for name, given in world.ran if name == program]
+    assert (option in arguments) == without
+
+
+def test_a_later_run_goes_on_from_an_earlier_one_with_the_same_arguments(benchmark, world, tmp_path):
+    bench(benchmark, tmp_path, "--layers", "2").run(["native", "capture"])
+    assert world.steps() == ["native", "capture"]
+    summary = bench(benchmark, tmp_path, "--layers", "2").run(["restore"])[0]
+    assert world.steps() == ["restore"]
+    assert (summary["graphs"], summary["restored ready"]) == ("2", 30.0)
+    summary = bench(benchmark, tmp_path, "--layers", "3").run(["restore"])[0]
+    assert world.steps() == ["capture", "restore"], "the archive of another model was used"
+    assert summary["graphs"] == "-"
+
+
+def test_a_step_that_is_run_alone_leaves_what_another_measured(benchmark, world, tmp_path):
+    bench(benchmark, tmp_path).run(["floor", "pairs"])
+    bench(benchmark, tmp_path).run(["native", "restore"])
+    kept = json.loads((tmp_path / "bench-tp2.json").read_text())
+    assert set(kept) == {"arguments", *benchmark.STEPS}
+
+
+def test_a_run_that_is_cut_short_leaves_what_each_rank_wrote(benchmark, world, tmp_path):
+    world.cut = True
+    summary = bench(benchmark, tmp_path).run(["native"])[0]
+    assert (summary["verdict"], summary["graphs"], summary["warm-up"]) == ("late", "1 of 2", 11.0)
+    assert json.loads((tmp_path / "bench-tp2.json").read_text())["native"][1]["rank"] == 1
+
+
+def test_without_time_nothing_is_started(benchmark, world, tmp_path):
+    summary = bench(benchmark, tmp_path, seconds=0).run(benchmark.STEPS)[0]
+    assert world.steps() == []
+    assert summary["verdict"] == "late"
+
+
+def test_a_rank_writes_its_report_after_every_step(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch", reason="PyTorch is not installed; it is no dependency of foundryd nor of its tests")
+    monkeypatch.syspath_prepend(str(FOLDER / "programs"))
+    program = importlib.import_module("bench")
+
+    class Rank:
+        rank, capturing, batch_sizes = 1, False, (1, 2, 4)
+
+        def figures(self):
+            return {"rank": 1, "graphs": 0}
+
+    class Arguments:
+        json = str(tmp_path / "bench-{rank}.json")
+
+    results = program.Results(Rank(), Arguments())
+    results.step("the first", native={"4": {}}, graphs=1)
+    assert json.loads((tmp_path / "bench-1.json").read_text()) == {
+        "asked": 3,
+        "rank": 1,
+        "graphs": 1,
+        "native": {"4": {}},
+    }
+    results.step("the second", ready_ms=5.0, graphs=3)
+    assert json.loads((tmp_path / "bench-1.json").read_text())["native"] == {"4": {}}
+    assert capsys.readouterr().err.splitlines() == ["progress: rank 1: the first", "progress: rank 1: the second"]
+    Rank.capturing = True
+    program.Results(Rank(), Arguments()).step("captured")
+    assert json.loads((tmp_path / "bench-1.json").read_text())["ready_ms"] == 5.0

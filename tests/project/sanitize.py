@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the native parts with sanitizers and runs tests of theirs on that build.
+
+    python tests/project/sanitize.py undefined              # everything that it can run
+    python tests/project/sanitize.py address tests/driver   # only these tests
+    python tests/project/sanitize.py thread --build /tmp/thread
+
+The build is a package of its own beside the installed one, in ``--build``, where the next run finds it again.  Needs
+the requirements of a build (``pip install 'scikit-build-core' pybind11 ninja cmake``) and GCC's sanitizer libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CORE = ["tests/rankpatch/test_core_agrees_with_numpy.py", "tests/rankpatch/test_core_takes_any_array.py"]
+# Not the hook with the address or the thread sanitizer: those look symbols up with dlsym before they are ready, and
+# then find the hook's, instrumented; and arenas lie where the address sanitizer has its heap.
+TESTS = {
+    "undefined": [*CORE, "tests/driver", "tests/hook"],
+    "address": [*CORE, "tests/driver"],
+    "address,undefined": [*CORE, "tests/driver"],
+    "thread": CORE,
+}
+# Memory that is alive at the end is the interpreter's.  An abort is what a test sees as a failure.
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=0:verify_asan_link_order=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1",
+}
+LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}
+
+
+def build(sanitizer: str, folder: Path) -> Path:
+    """Builds and installs into an environment of its own; its interpreter."""
+    environment = folder / "venv"
+    python = environment / "bin/python"
+    if not python.exists():
+        venv.create(environment, with_pip=False, symlinks=True)
+    site = next(environment.glob("lib/python*/site-packages"))
+    # What this interpreter has, without what its own .pth files do: an editable install would come first.
+    (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    shutil.copytree(ROOT / "foundryd", site / "foundryd", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so*"))
+    run("cmake", "-S", str(ROOT), "-B", str(folder / "cmake"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
+        "-DCMAKE_CXX_FLAGS=-O1", f"-DFOUNDRYD_SANITIZE={sanitizer}", f"-DPython_EXECUTABLE={python}",
+        f"-DCMAKE_INSTALL_PREFIX={site}", f"-Dpybind11_DIR={pybind11_folder()}")  # fmt: skip
+    run("cmake", "--build", str(folder / "cmake"))
+    run("cmake", "--install", str(folder / "cmake"))
+    return python
+
+
+def pybind11_folder() -> str:
+    """Where pybind11's CMake files are."""
+    line = [sys.executable, "-m", "pybind11", "--cmakedir"]
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def preload(sanitizer: str) -> str:
+    """What has to come before everything in a process that is not itself instrumented."""
+    names = [LIBRARIES[each] for each in sanitizer.split(",")] + ["libstdc++.so.6"]
+    compiler = os.environ.get("CXX", "c++")
+    found = []
+    for name in names:
+        line = [compiler, f"-print-file-name={name}"]
+        path = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        if path == name:
+            sys.exit(f"the compiler {compiler} has no {name}: install its sanitizer libraries, or set CXX")
+        found.append(os.path.realpath(path))
+    return ":".join(found)
+
+
+def run(*line: str, env: dict[str, str] | None = None) -> None:
+    """Runs a command; ends this program if it fails."""
+    print("+", " ".join(line), flush=True)
+    done = subprocess.run(line, cwd=ROOT, env=env, check=False)
+    if done.returncode != 0:
+        sys.exit(done.returncode if done.returncode > 0 else 1)
+
+
+def main() -> None:
+    """Ends with the status of what failed, else 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sanitizer", choices=sorted(TESTS))
+    parser.add_argument("tests", nargs="*", help="[default: those that the sanitizer can run]")
+    parser.add_argument("--build", type=Path, help="[default: build/sanitize-SANITIZER]")
+    options = parser.parse_args()
+    folder = (options.build or ROOT / f"build/sanitize-{options.sanitizer.replace(',', '-')}").absolute()
+    python = build(options.sanitizer, folder)
+    first = preload(options.sanitizer)
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")} | OPTIONS
+    # Tests that start programs of their own take the second one over.
+    env |= {"LD_PRELOAD": first, "SANITIZER_PRELOAD": first, "PYTHONMALLOC": "malloc"}
+    tests = options.tests or TESTS[options.sanitizer]
+    run(str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600", *tests, env=env)
+
+
+if __name__ == "__main__":
+    main()
