@@ -7,6 +7,8 @@ import json
 import shutil
 import sys
 
+import msgspec
+
 # An engine's launcher: it starts its ranks itself, with the environment it was given.
 LAUNCHER = """
 import json, os, sys
@@ -99,6 +101,7 @@ def test_ranks_that_are_built_differently_each_get_what_is_theirs(e2e, worlds, t
 def test_an_archive_with_several_variants_asks_which(e2e, foundryd, pair, tmp_path):
     def edit(recording, ranked):
         recording.variant = "tp=2"
+        recording.communicators = [msgspec.structs.replace(c, axes=["tp"]) for c in recording.communicators]
 
     other = e2e.rewrite(pair.path, tmp_path / "other.foundry", edit=edit)
     both = e2e.join(tmp_path / "both.foundry", pair.path, other)
