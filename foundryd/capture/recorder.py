@@ -37,11 +37,6 @@ class Recorder:
         self._captured: list[tuple[Any, Any, CapturedGraph]] = []
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
-    @property
-    def natives(self) -> list[CapturedGraph]:
-        """The process's own graphs, in the order of the recording's."""
-        return [native for _, _, native in self._captured]
-
     def add(self, key: Any, native: CapturedGraph) -> None:
         """Reads a captured graph; raises ``UnsupportedNode`` if it has a node that cannot be restored exactly."""
         if any(key == known for known, _, _ in self._captured):

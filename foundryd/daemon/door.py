@@ -8,7 +8,6 @@ lease.  Or it says ``Hello`` and ``Report`` only, and is closed.  A rank that ha
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ from enum import Enum
 from typing import Protocol
 
 from foundryd.daemon import messages, wire
+from foundryd.daemon.accepting import Acceptor
 from foundryd.daemon.loop import Loop, Timer
 from foundryd.daemon.messages import (
     REPORTS,
@@ -154,16 +154,15 @@ class Door:
         self._service = service
         self._group = group
         self._connections: dict[int, Connection] = {}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._accepting = True
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            self._listener.bind(path)
+            listener.bind(path)
             share(path, group)
-            self._listener.listen(1024)
+            listener.listen(1024)
         except BaseException:
-            self._listener.close()
+            listener.close()
             raise
-        loop.watch(self._listener.fileno(), self._accept)
+        self._acceptor = Acceptor(loop, listener, self._accepted, a_round=ACCEPTS_A_ROUND, what="connection")
 
     def grant(self, connection: Connection, lease: LeaseState, archive: Sealed, plan: Sealed) -> None:
         """Sends the lease with both descriptors; the connection is the lease from here on."""
@@ -217,42 +216,20 @@ class Door:
                 self._service.left(connection)
         except Exception:  # a fault of ours, which must not take the others' leases
             log.exception("the end of pid %d's connection failed", connection.peer.pid)
-        if not self._accepting:  # there is a descriptor again
-            self._resume()
+        self._acceptor.resume()  # there is a descriptor again
 
     def close(self, message: str) -> None:
         """Stops listening and ends every connection with a last word."""
-        if self._accepting:
-            self._loop.unwatch(self._listener.fileno())
-        self._accepting = True  # drop() must not resume
-        self._listener.close()
+        self._acceptor.close()
         for connection in list(self._connections.values()):
             self._send(connection, Ended(reason="stopped", message=message))
             self.drop(connection, "stopped", reason="daemon")
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_ROUND):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    # The backlog stays readable: without a pause the loop would spin.
-                    log.warning("no connection can be accepted: %s", error.strerror)
-                    self._accepting = False
-                    self._loop.unwatch(self._listener.fileno())
-                    self._loop.later(0.1, self._resume)
-                return
-            try:
-                self._admit(sock)
-            except OSError:  # gone before it was looked at
-                sock.close()
-
-    def _resume(self) -> None:
-        if not self._accepting and self._listener.fileno() >= 0:
-            self._accepting = True
-            self._loop.watch(self._listener.fileno(), self._accept)
+    def _accepted(self, sock: socket.socket) -> None:
+        try:
+            self._admit(sock)
+        except OSError:  # gone before it was looked at
+            sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)

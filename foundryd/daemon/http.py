@@ -7,7 +7,6 @@ whatever it does ends its own connection.
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 
+from foundryd.daemon.accepting import Acceptor
 from foundryd.daemon.loop import Loop, Timer
 from foundryd.errors import UsageError
 
@@ -67,39 +67,15 @@ class Http:
         self._loop = loop
         self._routes = routes
         self._exchanges: dict[int, _Exchange] = {}  # in the order of accepting
-        self._paused = False
-        self._listener = _listen(port)
-        self.port: int = self._listener.getsockname()[1]
-        loop.watch(self._listener.fileno(), self._accept)
+        listener = _listen(port)
+        self.port: int = listener.getsockname()[1]
+        self._acceptor = Acceptor(loop, listener, self._admit, a_round=ACCEPTS_A_ROUND, what="HTTP connection")
 
     def close(self) -> None:
         """Stops listening and closes every connection."""
-        if not self._paused:
-            self._loop.unwatch(self._listener.fileno())
-        self._listener.close()
+        self._acceptor.close()
         for exchange in list(self._exchanges.values()):
             self._drop(exchange)
-
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_ROUND):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    # The backlog stays readable: without a pause the loop would spin.
-                    log.warning("no HTTP connection can be accepted: %s", error.strerror)
-                    self._paused = True
-                    self._loop.unwatch(self._listener.fileno())
-                    self._loop.later(0.1, self._resume)
-                return
-            self._admit(sock)
-
-    def _resume(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._paused = False
-            self._loop.watch(self._listener.fileno(), self._accept)
 
     def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -292,20 +292,7 @@ class Daemon:
             loading.attaches.append((connection, request))
             return
         resident = self._store.find(request.archive)
-        variant = find_variant(resident.index, resident.name, request.variant, request.rank)
-        peer = connection.peer
-        lease = self._leases.take(
-            group=request.group,
-            rank=request.rank,
-            variant=variant.name,
-            archive=resident.name,
-            digest=resident.digest,
-            pid=peer.pid,
-            uid=peer.uid,
-            attach_id=connection.attach_id,
-        )
-        connection.lease = lease
-        self._note_holding()
+        lease = self._take(connection, request, resident)
         self._emit("lease_taken", lease=lease)
 
         def grant(plan: Sealed | FoundrydError) -> None:
@@ -319,7 +306,7 @@ class Daemon:
             self._metrics.attached()
             self._door.grant(connection, lease, resident.memory, plan)
 
-        self._plans.request(resident, variant.name, request.rank, grant)
+        self._plans.request(resident, lease.variant, request.rank, grant)
 
     def reattach(self, connection: Connection, request: messages.Reattach) -> None:
         """Door: a rank of an earlier daemon."""
@@ -338,24 +325,36 @@ class Daemon:
         """Returning: files of the archives that are being loaded."""
         return [entry.path for entry in self._loading.values()]
 
-    def resume(self, connection: Connection, request: messages.Reattach, resident: Resident) -> None:
-        """Returning: a rank gets its lease again; its memory stays whichever it has."""
-        variant = find_variant(resident.index, resident.name, request.variant, request.rank)
-        peer = connection.peer
-        own = resident.memory.inode != (request.device, request.inode)
+    def _take(
+        self,
+        connection: Connection,
+        request: Attach | messages.Reattach,
+        resident: Resident,
+        *,
+        generation: int | None = None,
+        own_memory: bool = False,
+    ) -> LeaseState:
+        """The lease that a connection asks for; with a ``generation`` the one that it had from an earlier daemon."""
         lease = self._leases.take(
             group=request.group,
             rank=request.rank,
-            variant=variant.name,
+            variant=find_variant(resident.index, resident.name, request.variant, request.rank).name,
             archive=resident.name,
             digest=resident.digest,
-            pid=peer.pid,
-            uid=peer.uid,
-            generation=request.generation,
-            own_memory=own,
+            pid=connection.peer.pid,
+            uid=connection.peer.uid,
+            attach_id=connection.attach_id,
+            generation=generation,
+            own_memory=own_memory,
         )
         connection.lease = lease
         self._note_holding()
+        return lease
+
+    def resume(self, connection: Connection, request: messages.Reattach, resident: Resident) -> None:
+        """Returning: a rank gets its lease again; its memory stays whichever it has."""
+        own = resident.memory.inode != (request.device, request.inode)
+        lease = self._take(connection, request, resident, generation=request.generation, own_memory=own)
         self._emit(
             "lease_taken", lease=lease, message="attached again, with memory of its own" if own else "attached again"
         )

@@ -108,10 +108,7 @@ class GraphSet:
             self._check_engine(self._session.engine)
             self._session.restore(self._store, connect=self._connect)
         except FoundrydError as error:
-            self._session.report_fallback(error)
-            self._session.close()
-            self._session = None
-            self._fall_back(error)
+            self._give_session_up(error)
 
     def _keep(self, key: Any, native: CapturedGraph) -> None:
         """Takes in a graph that this process captured."""
@@ -158,6 +155,14 @@ class GraphSet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _give_session_up(self, error: FoundrydError) -> None:
+        """Lets go of the session, after telling the daemon why; what follows is captured natively."""
+        assert self._session is not None
+        self._session.report_fallback(error)
+        self._session.close()
+        self._session = None
+        self._fall_back(error)
 
     def _fall_back(self, error: FoundrydError) -> None:
         self.fallback = error

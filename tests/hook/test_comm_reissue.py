@@ -272,10 +272,9 @@ def test_a_failing_library_is_named_and_leaves_no_capture_behind(hooked: Any) ->
         assert "ncclAllReduce" in text or "ncclGroupEnd" in text
 
 
-def test_a_graph_of_anything_else_goes_in_as_a_child(hooked: Any) -> None:
-    """The stub's placeholder is a child graph, not wait, kernel and record."""
-    found = hooked.graphs(
-        """
+def collectives(count: int) -> str:
+    """Code that has a graph of so many nodes in ``graph``, each the collective that was issued again in ``small``."""
+    return f"""
         from ncclkit import Nccl
         start()
         nccl, memory = Nccl(), malloc(4096)
@@ -283,10 +282,18 @@ def test_a_graph_of_anything_else_goes_in_as_a_child(hooked: Any) -> None:
         ops = np.zeros(1, _hook.comm_op_dtype)
         ops["count"], ops["datatype"], ops["send"], ops["recv"] = 4, 5, memory, memory + 512
         small = hook.comm_reissue(ops)
-        nodes = np.zeros(2, _hook.node_dtype)
+        nodes = np.zeros({count}, _hook.node_dtype)
         nodes["type"], nodes["comm_group"] = 5, 0
         graph = _hook.GraphArrays(nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype),
                                   np.zeros(0, np.uint8))
+"""
+
+
+def test_a_graph_of_anything_else_goes_in_as_a_child(hooked: Any) -> None:
+    """The stub's placeholder is a child graph, not wait, kernel and record."""
+    found = hooked.graphs(
+        collectives(2)
+        + """
         built = hook.build_graph(graph, np.zeros(0, np.uint64), [small])
         read = hook.read_graph(built)
         write_words(memory, [1, 2, 3, 4])
@@ -302,18 +309,8 @@ def test_a_graph_of_anything_else_goes_in_as_a_child(hooked: Any) -> None:
 
 def test_another_way_of_splicing_is_refused_by_name(hooked: Any) -> None:
     found = hooked.graphs(
-        """
-        from ncclkit import Nccl
-        start()
-        nccl, memory = Nccl(), malloc(4096)
-        comm = nccl.init(2, 0)
-        ops = np.zeros(1, _hook.comm_op_dtype)
-        ops["count"], ops["datatype"], ops["send"], ops["recv"] = 4, 5, memory, memory + 512
-        small = hook.comm_reissue(ops)
-        nodes = np.zeros(1, _hook.node_dtype)
-        nodes["type"], nodes["comm_group"] = 5, 0
-        graph = _hook.GraphArrays(nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype),
-                                  np.zeros(0, np.uint8))
+        collectives(1)
+        + """
         answer(refusal(lambda: hook.build_graph(graph, np.zeros(0, np.uint64), [small])))
         """,
         "restore",

@@ -18,7 +18,7 @@ from foundryd.engines.torch.memory import Arenas, Bound, check, referred_to, unp
 from foundryd.engines.torch.rng import Registered, prologues
 from foundryd.engines.torch.store import default_store
 from foundryd.engines.torch.world import LoneWorld
-from foundryd.errors import CaptureError, FoundrydError, RestoreError, UsageError
+from foundryd.errors import CaptureError, RestoreError, UsageError
 from foundryd.session import graphset
 from foundryd.session.session import give_up
 from foundryd.session.store import Store
@@ -196,12 +196,6 @@ class GraphSet(graphset.GraphSet):
         if "torch" not in recorded:
             raise RestoreError("the archive was captured by a program without PyTorch: capture this program")
         check(recorded["torch"], self._bound.recorded(), self._arenas.blocks())
-
-    def _give_session_up(self, error: FoundrydError) -> None:
-        assert self._session is not None
-        self._session.close()
-        self._session = None
-        self._fall_back(error)
 
 
 def _allocator_refused(backend: str) -> str:
