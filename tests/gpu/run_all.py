@@ -107,7 +107,7 @@ def run_matrix(results: Results, out: Path, args: argparse.Namespace, gpus: int,
             results.add(matrix.row(matrix.late(case, limit)))
             return
         print(f"{case.name}: {case.variant}", file=sys.stderr, flush=True)
-        results.add(matrix.row(matrix.run_case(case, gpus, out, limit=left)))
+        results.add(matrix.row(matrix.run_case(case, gpus, out, limit=left, jobs=args.capture_jobs)))
 
     together = [case for case in chosen if args.jobs > 1 and gpus and not 1 < case.world <= gpus]
     side_by_side(together, args.jobs, gpus, one)
@@ -201,6 +201,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=1, help="cases of one GPU side by side; their times say little then"
     )
+    parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
     parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
     parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")
     parser.add_argument("--batch-sizes", help="of the benchmark, as in 1-64")
