@@ -7,6 +7,8 @@ stable word for metrics and logs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class FoundrydError(Exception):
     """Base of everything foundryd raises."""
@@ -77,14 +79,18 @@ class CaptureError(FoundrydError):
 class UnexplainedWord(CaptureError):
     """A word differs between ranks and no rule explains it.
 
-    ``proof_failed``: it differs between captures of one rank too, and was not proven harmless.
+    ``proof_failed``: it differs between captures of one rank too, and was not proven harmless.  ``strays`` are the
+    words inside structs, (block, offset, bytes), that follow no rule and may be garbage.
     """
 
     reason = "unexplained_word"
 
-    def __init__(self, message: str, *, proof_failed: bool = False) -> None:
+    def __init__(
+        self, message: str, *, proof_failed: bool = False, strays: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
         super().__init__(message)
         self.proof_failed = proof_failed
+        self.strays = list(strays)
 
 
 class UnexplainedContent(CaptureError):
@@ -94,9 +100,17 @@ class UnexplainedContent(CaptureError):
 
 
 class HeldOutMismatch(CaptureError):
-    """The inferred rules do not reproduce the rank that inference never saw."""
+    """The inferred rules do not reproduce the rank that inference never saw.
+
+    ``strays`` are the words, (block, offset, bytes), where they do not, if all of them lie inside structs and may be
+    garbage.
+    """
 
     reason = "held_out"
+
+    def __init__(self, message: str, *, strays: Sequence[tuple[int, int, int]] = ()) -> None:
+        super().__init__(message)
+        self.strays = list(strays)
 
 
 class StateLost(CaptureError):

@@ -62,6 +62,7 @@ class Settings:
     recording : ``FOUNDRYD_RECORDING``: where a capture writes.
     references : ``FOUNDRYD_REFERENCE``: for a control run, the recordings it compares itself with, joined by colons.
     journal : ``FOUNDRYD_JOURNAL``: for a control run, where it keeps what it has tried.
+    strays : ``FOUNDRYD_STRAYS``: for a control run, the file (JSON) of words to prove harmless beside what it finds.
     allow_opaque_modules : ``FOUNDRYD_ALLOW_OPAQUE_MODULES``: 1 captures modules whose globals cannot be listed.
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
@@ -81,6 +82,7 @@ class Settings:
     recording: Path | None = None
     references: tuple[Path, ...] = ()
     journal: Path | None = None
+    strays: Path | None = None
     allow_opaque_modules: bool = False
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
@@ -116,6 +118,7 @@ class Settings:
             recording=_path(env, "FOUNDRYD_RECORDING"),
             references=tuple(Path(p) for p in env.get("FOUNDRYD_REFERENCE", "").split(":") if p),
             journal=_path(env, "FOUNDRYD_JOURNAL"),
+            strays=_path(env, "FOUNDRYD_STRAYS"),
             allow_opaque_modules=_integer(env, "FOUNDRYD_ALLOW_OPAQUE_MODULES", 0) != 0,
             runtime_dir=default_runtime_dir(env),
             log=log,

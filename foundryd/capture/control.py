@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from foundryd.capture.recording import Recording
 from foundryd.capture.snapshots import Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
-from foundryd.rankpatch.noise import noise_candidates, process_memory
+from foundryd.rankpatch.noise import Strays, noise_candidates, process_memory, stray_candidates
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
@@ -25,19 +27,34 @@ from foundryd.session.native import CapturedGraph
 _VARIED = 2
 
 
+@dataclass(frozen=True)
+class Trials:
+    """How the proofs are made.
+
+    Attributes
+    ----------
+    journal : knows the trials that are fatal and not made.
+    vary : puts the engine into another state, see ``GraphSet.finish``; every proof is made again from each.
+    strays : words that differ between ranks and follow no rule, to prove harmless too; only tried with ``vary``.
+    """
+
+    journal: Journal = FORGETFUL
+    vary: Callable[[int], None] | None = None
+    strays: Strays = ()
+
+
 def prove(
     hook: _hook.Hook,
     ours: Recording,
     references: Sequence[Recording],
     natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
-    vary: Callable[[int], None] | None = None,
-    journal: Journal = FORGETFUL,
+    trials: Trials,
 ) -> dict[str, Any]:
-    """What the control run proves: ``proven_dead`` [[address, bytes]], ``proven_noise`` [[block, offset, width]].
+    """What the control run proves.
 
-    Every proof is made from memory as it is, and again from each state that ``vary`` makes (see ``GraphSet.finish``).
-    Trials that ``journal`` knows to be fatal are not made.
+    ``proven_dead`` [[address, bytes]], ``proven_noise`` and ``proven_strays`` [[block, offset, width]], ``varied``:
+    whether the proofs were made from more than one state.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -46,12 +63,14 @@ def prove(
         raise CaptureError(
             f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}"
         )
+    journal, vary = trials.journal, trials.vary
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         windows = hook.windows()
         with (
             Memory(hook, windows=windows, rank=ours.rank) as memory,
-            _Suspects(hook, module_ids, ours, references, stream) as words,
+            # Harmless in one state says too little of what the rank may decide.
+            _Suspects(hook, module_ids, ours, references, trials.strays if vary is not None else (), stream) as words,
         ):
             # What this rank sees of its peers they see of this rank, and no replay here shows what theirs read.
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
@@ -64,7 +83,12 @@ def prove(
                 dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
                 words.prove(memory, journal)
             sizes = dict(memory.ranges)
-            return {"proven_dead": [[a, sizes[a]] for a in sorted(dead)], "proven_noise": words.proven()}
+            return {
+                "proven_dead": [[a, sizes[a]] for a in sorted(dead)],
+                "proven_noise": words.proven(strays=False),
+                "proven_strays": words.proven(strays=True),
+                "varied": vary is not None,
+            }
     finally:
         call("cuStreamDestroy", stream)
 
@@ -83,7 +107,7 @@ def _comparable(one: Recording, other: Recording) -> bool:
 
 
 class _Suspects:
-    """The words that differ between two captures of one rank, fewer with each proof that they fail."""
+    """The words that differ between two captures of one rank, and strays; fewer with each proof that they fail."""
 
     def __init__(
         self,
@@ -91,6 +115,7 @@ class _Suspects:
         module_ids: Sequence[int],
         ours: Recording,
         references: Sequence[Recording],
+        strays: Strays,
         stream: Any,
     ) -> None:
         same = next(r for r in references if r.rank == ours.rank)
@@ -99,13 +124,10 @@ class _Suspects:
         members = len(ours.graphs)
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
-        self._words = noise_candidates(
-            view,
-            views[0],
-            fields,
-            others=views[1:],
-            mapped=process_memory(),
-        )
+        noise = noise_candidates(view, views[0], fields, others=views[1:], mapped=process_memory())
+        extra = stray_candidates(view, views, strays, noise)
+        self._strays = {(int(w["block"]), int(w["offset"])) for w in extra}
+        self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
         if len(self._words):
@@ -122,14 +144,16 @@ class _Suspects:
         for block in np.unique(self._words["block"]).tolist():
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
             mine = self._words[self._words["block"] == block]
-            found = prove_noise(memory, graph, mine, others, self._replay_with(block), self._generator, journal)
+            replay, place = self._replay_with(block), partial(self._ours.place, graph)
+            found = prove_noise(memory, graph, mine, others, replay, self._generator, journal, place)
             kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
         if kept:
             self._words = np.concatenate(kept)
 
-    def proven(self) -> list[list[int]]:
-        """[block, offset, width] of each word that is left."""
-        return [[int(w["block"]), int(w["offset"]), int(w["width"])] for w in self._words]
+    def proven(self, *, strays: bool) -> list[list[int]]:
+        """[block, offset, width] of each word that is left and is a stray or not."""
+        words = [[int(w["block"]), int(w["offset"]), int(w["width"])] for w in self._words]
+        return [word for word in words if ((word[0], word[1]) in self._strays) == strays]
 
     def __enter__(self) -> _Suspects:
         return self

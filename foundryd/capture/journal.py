@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a control run has tried, kept outside of it: a kernel that was sent astray takes its whole process with it.
+"""What a control run is asked to try and has tried, kept outside of it: a kernel that was sent astray takes its process
+with it.
 
 A trial that was begun and never ended is known to be fatal when the control is launched again.  It counts as one that
 changed what a replay computes, and the rest of the proofs goes on.
@@ -12,24 +13,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from foundryd.rankpatch.noise import Strays
+
 
 class Journal:
     """Trials by key (JSON); without a path, as in ``FORGETFUL``, nothing is remembered."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._state: tuple[Any, ...] = ()
+        self._state: Any = None
         self.fatal = set(unended(path)) if path is not None else set()
 
     def enter_state(self, state: Any) -> None:
         """Says in which of the engine's states the trials that follow are made."""
-        self._state = (state,)
+        self._state = state
+
+    def here(self, *key: Any) -> tuple[Any, ...]:
+        """The key of a trial whose end says nothing of other states."""
+        return (self._state, *key)
 
     def attempt(self, key: tuple[Any, ...], trial: Callable[[], bool]) -> bool:
         """What ``trial`` finds; False, without running it, if it was fatal to an earlier launch."""
         if key in self:
             return False
-        name = self._name(key)
+        name = json.dumps(key)
         self._note("begin", name)
         found = trial()
         self._note("end", name)
@@ -37,10 +44,7 @@ class Journal:
 
     def __contains__(self, key: tuple[Any, ...]) -> bool:
         """Whether the trial was fatal to an earlier launch."""
-        return self._name(key) in self.fatal
-
-    def _name(self, key: tuple[Any, ...]) -> str:
-        return json.dumps([*self._state, *key])
+        return json.dumps(key) in self.fatal
 
     def _note(self, what: str, name: str) -> None:
         if self._path is not None:
@@ -61,3 +65,13 @@ def unended(path: Path) -> list[str]:
 
 
 FORGETFUL = Journal(None)
+
+
+def read_strays(path: Path | None) -> Strays:
+    """The strays of a file that ``write_strays`` wrote; none without one."""
+    return [] if path is None else [(b, o, n) for b, o, n in json.loads(path.read_text())]
+
+
+def write_strays(path: Path, strays: Strays) -> None:
+    """Writes what ``read_strays`` reads."""
+    path.write_text(json.dumps(list(strays)))

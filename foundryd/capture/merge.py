@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ class Merge:
     inference: Inference
     dead: set[int]
     control: int
-    held_out: int | None = None
+    varied: bool  # whether the control can prove strays, see capture.control
+    strays: int  # bytes of these that it proved
+    confirmed: list[Report] = field(default_factory=list)  # of ranks that inference did not see, as they came
 
     @property
     def reference(self) -> Recording:
@@ -88,7 +90,7 @@ class Merge:
 
     def add_images(self, recording: Recording) -> None:
         """Takes a further rank in for its images only; its words must be what the rules say."""
-        self.check(recording)
+        self.confirmed.append(self.check(recording))
         self.recordings.append(align_contents([self.reference, without(recording, self.dead)])[1])
 
     def _same_structure(self, other: Recording, error: type[CaptureError]) -> None:
@@ -104,7 +106,8 @@ class Merge:
                 owners[recording.rank] = recording.modules[i].digest
             by_rank.append(owners if len(digests) > 1 else None)
         captured = [r.rank for r in self.recordings[: self.inferred]]
-        rank_class = ix.RankClass(list(self.members), captured, self.control, self.held_out)
+        held_out = self.confirmed[0].rank if self.confirmed else None
+        rank_class = ix.RankClass(list(self.members), captured, self.control, held_out)
         return Ranked(self.inference.rules, self.inference.tables, rank_class, images, by_rank)
 
 
@@ -122,19 +125,30 @@ def merge(
     dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
     every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
-    noise = [tuple(word) for word in control.notes.get("proven_noise", [])]
+    noise, strays = ([tuple(word) for word in control.notes.get(f"proven_{kind}", [])] for kind in ("noise", "strays"))
     inference = infer(
         [RankView(r.rank, r.blocks()) for r in living],
         mesh=mesh,
         control=RankView(control.rank, control.blocks()),
         repeats=[RankView(r.rank, r.blocks()) for r in repeats],
         proven_noise=noise,
+        proven_strays=strays,
         fields=living[0].fields(),
         describe=living[0].describe,
         complete=len(living) == len(members),
         members=members,
     )
-    return Merge(mesh, tuple(members), living, len(living), inference, dead, control.rank)
+    return Merge(
+        mesh,
+        tuple(members),
+        living,
+        len(living),
+        inference,
+        dead,
+        control.rank,
+        bool(control.notes.get("varied", False)),
+        sum(width for _, _, width in strays),
+    )
 
 
 def without(recording: Recording, dead: set[int]) -> Recording:

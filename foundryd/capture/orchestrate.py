@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from foundryd.archive.reader import ArchiveReader
@@ -18,8 +18,9 @@ from foundryd.capture.recording import Recording
 from foundryd.capture.runs import CaptureSpec, Progress, Runs
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
 from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.noise import Strays
 from foundryd.rankpatch.sampling import Sampling, sample, split_classes
-from foundryd.rankpatch.verify import count_rules
+from foundryd.rankpatch.verify import Report, count_rules
 
 # How often a held-out rank that was not as predicted may join the samples.
 _REFITS = 2
@@ -33,7 +34,7 @@ class CaptureResult:
     variant: str
     captured: list[int]  # every rank that was captured, for whatever reason
     controls: list[int]  # one for each rank class
-    held_out: list[int]
+    confirmed: list[Report]  # of ranks that inference did not see: what was compared with their captures
     rules: dict[str, int]  # words by rule, see rankpatch.verify.count_rules
     launch_ms: list[float]  # of each launch of the engine
     total_ms: float
@@ -52,9 +53,15 @@ def capture(
         raise CaptureError(
             f"the variant {mesh} has {mesh.world} ranks and --world-size is {spec.world_size}: correct one of them"
         )
+    seen = set(spec.requested or ()) & set(spec.held_out or ())
+    if seen:
+        raise CaptureError(f"ranks {sorted(seen)} are to be sampled and held out: inference must not see them")
+    for rank in spec.held_out or ():
+        mesh.check(rank)
     with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
         runs = Runs(mesh, spec, Path(folder), progress)
-        merges = [_capture_class(mesh, members, runs) for members in _classes(mesh, spec.requested, runs)]
+        classes = _classes(mesh, spec.requested, runs)
+        merges = [_capture_class(mesh, members, runs, spec.held_out or ()) for members in classes]
         for merged in merges:
             _warn_of_outside(merged.reference, progress)
         _publish(output, merges, append)
@@ -67,7 +74,7 @@ def capture(
         str(mesh),
         sorted(runs.recordings),
         [m.control for m in merges],
-        [m.held_out for m in merges if m.held_out is not None],
+        [report for m in merges for report in m.confirmed],
         dict(rules),
         runs.times,
         total,
@@ -122,39 +129,88 @@ def _why(recordings: Mapping[int, Recording]) -> str:
     return "ranks with templates of their own"
 
 
-def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs) -> Merge:
+@dataclass
+class _Strays:
+    """Words that differ between ranks and follow no rule, which controls are to prove harmless.
+
+    ``witnesses`` are ranks beside the samples that showed some.
+    """
+
+    words: set[tuple[int, int, int]] = field(default_factory=set)
+    witnesses: list[int] = field(default_factory=list)
+
+    def add(self, words: Strays, recording: Recording, witnesses: Sequence[int] = ()) -> bool:
+        """Takes words in, only of graphs; answers whether any was new."""
+        new = {word for word in words if word[0] < len(recording.graphs)} - self.words
+        self.words |= new
+        self.witnesses += [rank for rank in witnesses if new and rank not in self.witnesses]
+        return bool(new)
+
+
+def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs, asked: Sequence[int]) -> Merge:
     sampling = sample(mesh, [r for r in members if r in runs.recordings], members)
-    for refits in range(_REFITS + 1):
-        merged, sampling = _merge(sampling, runs)
-        rank = sampling.held_out
-        try:
-            if rank is not None:
-                merged.held_out = rank
-                merged.add_images(runs.run_like(rank, merged.reference))
-            runs.run_all(merged.image_ranks)
-            for rank in merged.image_ranks:
-                merged.add_images(runs.run_like(rank, merged.reference))
+    strays = _Strays()
+    refits = 0
+    while True:
+        merged, sampling = _merge(sampling, runs, strays)
+        unseen = [rank for rank in asked if rank in members and rank not in sampling.ranks]
+        mismatches = _confirm(merged, unseen or [r for r in [sampling.held_out] if r is not None], runs)
+        if not mismatches:
+            if merged.strays:
+                runs.progress(
+                    f"{merged.strays} bytes inside structs follow no rule and are noise: no output depends on them, in "
+                    "any state of the engine and whatever is put there"
+                )
             return merged
-        except HeldOutMismatch as mismatch:
-            assert rank is not None
-            if refits == _REFITS:
-                raise
-            runs.progress(f"rank {rank} is not as predicted and joins the samples; another is held out: {mismatch}")
-            sampling = sampling.extended([rank])
-    raise AssertionError("the last refit returns or raises")
+        words = [word for mismatch in mismatches.values() for word in mismatch.strays]
+        if (
+            merged.varied
+            and all(mismatch.strays for mismatch in mismatches.values())
+            and strays.add(words, merged.reference, list(mismatches))
+        ):
+            runs.progress(f"{len(words)} words are not as predicted on ranks {list(mismatches)} and may be garbage")
+            continue
+        rank, mismatch = next(iter(mismatches.items()))
+        if refits == _REFITS:
+            raise mismatch
+        refits += 1
+        runs.progress(f"rank {rank} is not as predicted and joins the samples; another is held out: {mismatch}")
+        sampling = sampling.extended([rank])
 
 
-def _merge(sampling: Sampling, runs: Runs) -> tuple[Merge, Sampling]:
+def _confirm(merged: Merge, held_out: Sequence[int], runs: Runs) -> dict[int, HeldOutMismatch]:
+    """Checks the rules with ranks that inference did not see, and takes in their images; mismatches by rank."""
+    mismatches: dict[int, HeldOutMismatch] = {}
+
+    def check(ranks: Sequence[int]) -> None:
+        runs.run_all(ranks)
+        for rank in ranks:
+            try:
+                merged.add_images(runs.run_like(rank, merged.reference))
+            except HeldOutMismatch as mismatch:
+                mismatches[rank] = mismatch
+
+    check(held_out)
+    if not mismatches:
+        check(merged.image_ranks)
+    return mismatches
+
+
+def _merge(sampling: Sampling, runs: Runs, strays: _Strays) -> tuple[Merge, Sampling]:
     """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
         runs.run_all(sampling.ranks)
         recordings = [runs.recordings[rank] for rank in sampling.ranks]
-        control = runs.control(sampling.control, sampling.ranks)
+        witnesses = [rank for rank in strays.witnesses if rank not in sampling.ranks]
+        control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(strays.words))
         if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
             continue
         try:
             merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))
         except UnexplainedWord as error:
+            if control.notes.get("varied") and strays.add(error.strays, recordings[0]):
+                runs.progress(f"{len(error.strays)} words follow no rule and may be garbage: {error}")
+                continue
             if error.proof_failed or not runs.repeat(sampling.ranks):
                 raise
             continue

@@ -42,7 +42,7 @@ def prove_dead(
             if suspects:
                 memory.restore()
                 replay()
-                trial = _Trial(memory, replay, mutation, journal, ("dead", how, graph))
+                trial = _Trial(memory, replay, mutation, journal, journal.here("dead", how, graph))
                 suspects = trial.survivors(memory.note_plain(suspects))
     memory.restore()
     return suspects
@@ -88,12 +88,14 @@ def prove_noise(
     replay_with: Callable[[np.ndarray], None],
     generator: np.random.Generator,
     journal: Journal = FORGETFUL,
+    place_of: Callable[[int], str] = str,
 ) -> list[tuple[int, int]]:
     """Those of ``words`` that outputs do not depend on, as (offset, width); ``words`` are rows of ``noise_dtype``.
 
     ``others`` are the parameters in other captures, of this rank first; ``replay_with(params)`` runs the graph with
-    changed ones and waits.  Words outside the parameters (functions, launch dimensions) are never noise.  What is found
-    holds for memory as it is now, and memory is left like that.
+    changed ones and waits; ``place_of(offset)`` is equal for words of one meaning: a trial that was fatal to one of
+    them is not made with any.  Words outside the parameters (functions, launch dimensions) are never noise.  What is
+    found holds for memory as it is now, and memory is left like that.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
@@ -106,7 +108,7 @@ def prove_noise(
     # Gently first: the values that the engine itself gave the words at other times, then a flipped bit.  Only what that
     # does not disturb is overwritten with bits that would send an index or a pointer astray.
     def survivors(chosen: np.ndarray, how: str, values: Bytes) -> np.ndarray:
-        return _Perturbation(memory, graph, values, replay_with, journal, how).survivors(chosen)
+        return _Perturbation(memory, graph, values, replay_with, journal, how, place_of).survivors(chosen)
 
     for number, other in enumerate(others):
         words = survivors(words, f"as in capture {number}", other)
@@ -131,24 +133,43 @@ class _Perturbation:
     replay_with: Callable[[np.ndarray], None]
     journal: Journal
     how: str
+    place_of: Callable[[int], str]
 
     def survivors(self, words: np.ndarray) -> np.ndarray:
-        """Tries all at once, then halves; one by one where all at once was fatal before."""
-        if not len(words) or self._harmless("all", words):
-            return words
-        if self._name("all", words) in self.journal:
-            return words[[self._harmless("one", words[i : i + 1]) for i in range(len(words))]]
-        kept = self._halved(words)
-        return kept if len(kept) == 0 or self._harmless("left", kept) else kept[:0]
+        """Tries all at once, then halves; place by place where several at once were fatal before."""
+        together = self._together("several")
+        # A word is tried in the same company in every launch, so that the journal knows what was fatal.
+        by_place: dict[str, list[int]] = {}
+        for i, offset in enumerate(words["offset"].tolist()):
+            by_place.setdefault(self.place_of(offset), []).append(i)
+        alone = {place: ("noise", self.how, place) for place in by_place}
+        groups = {place: words[chosen] for place, chosen in by_place.items() if alone[place] not in self.journal}
+        if not groups:
+            return words[:0]
+        words = np.concatenate(list(groups.values()))
+        if together not in self.journal:
+            if self._harmless(together, words):
+                return words
+            kept = self._halved(together, words)
+        else:
+            tried = [
+                g if self._harmless(alone[place], g) else self._halved(alone[place], g) for place, g in groups.items()
+            ]
+            kept = np.concatenate(tried)
+        return kept if len(kept) == 0 or self._harmless(self._together("left"), kept) else kept[:0]
 
-    def _halved(self, words: np.ndarray) -> np.ndarray:
+    def _together(self, which: str) -> tuple[Any, ...]:
+        return self.journal.here("noise", repr(self.graph.key), self.how, which)
+
+    def _halved(self, key: tuple[Any, ...], words: np.ndarray) -> np.ndarray:
+        """What survives of words that are not harmless together."""
         if len(words) == 1:
-            return words if self._harmless("one", words) else words[:0]
+            return words[:0]
         half = len(words) // 2
         parts = (words[:half], words[half:])
-        return np.concatenate([p if self._harmless("some", p) else self._halved(p) for p in parts])
+        return np.concatenate([p if self._harmless(key, p) else self._halved(key, p) for p in parts])
 
-    def _harmless(self, what: str, words: np.ndarray) -> bool:
+    def _harmless(self, key: tuple[Any, ...], words: np.ndarray) -> bool:
         def trial() -> bool:
             params = self.graph.params.copy()
             for row in words:
@@ -158,9 +179,4 @@ class _Perturbation:
             self.replay_with(params)
             return self.memory.unmoved(set(), None)
 
-        return self.journal.attempt(self._name(what, words), trial)
-
-    def _name(self, what: str, words: np.ndarray) -> tuple[Any, ...]:
-        # Which words are suspect differs a little from launch to launch, so only single ones are named.
-        which = int(words["offset"][0]) if what in ("one", "some") else None
-        return ("noise", repr(self.graph.key), self.how, what, len(words) if what == "some" else None, which)
+        return self.journal.attempt(key, trial)

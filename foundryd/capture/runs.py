@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from foundryd import _native
-from foundryd.capture.journal import unended
+from foundryd.capture.journal import unended, write_strays
 from foundryd.capture.recording import Recording, load
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.noise import Strays
 
 Progress = Callable[[str], None]
 
@@ -35,7 +36,8 @@ class CaptureSpec:
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
     set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
     every launch stays; up to ``jobs`` launches run side by side on the device.  ``allow_opaque_modules`` captures
-    modules whose globals cannot be listed, too.
+    modules whose globals cannot be listed, too.  ``held_out`` are ranks that the rules must predict; without them it is
+    one of each class.
     """
 
     variant: str
@@ -47,6 +49,7 @@ class CaptureSpec:
     logs: Path | None = None
     jobs: int = 1
     allow_opaque_modules: bool = False
+    held_out: Sequence[int] | None = None
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -80,6 +83,7 @@ class _Launch:
     rank: int
     path: Path
     references: Sequence[Path] = ()
+    strays: Path | None = None
 
 
 class Runs:
@@ -142,15 +146,16 @@ class Runs:
         """The second recordings of ``ranks``, where there are any."""
         return [self._repeats[rank][1] for rank in ranks if rank in self._repeats]
 
-    def control(self, rank: int, others: Sequence[int]) -> Recording:
-        """Captures ``rank`` again, with the recordings of ``others`` to compare with."""
+    def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
+        """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
         path = self._folder / f"control-{rank}.recording"
-        journal = path.with_suffix(".journal")
+        journal, listed = path.with_suffix(".journal"), path.with_suffix(".strays")
+        write_strays(listed, strays)
         references = [self._path(r) for r in others] + [self._repeats[r][0] for r in others if r in self._repeats]
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
             known = len(unended(journal))
             try:
-                return self._capture(_Launch(f"the control of rank {rank}", rank, path, references))
+                return self._capture(_Launch(f"the control of rank {rank}", rank, path, references, listed))
             except CaptureError:
                 fatal = unended(journal)
                 if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
@@ -261,11 +266,13 @@ class Runs:
         nccl = installed_nccl()
         if nccl is not None:
             env.setdefault("FOUNDRYD_NCCL_VERSION", nccl)
-        for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL"):
+        for name in ("FOUNDRYD_REFERENCE", "FOUNDRYD_JOURNAL", "FOUNDRYD_STRAYS"):
             env.pop(name, None)
         if launch.references:
             env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in launch.references)
             env["FOUNDRYD_JOURNAL"] = str(launch.path.with_suffix(".journal"))
+        if launch.strays is not None:
+            env["FOUNDRYD_STRAYS"] = str(launch.strays)
         return env
 
 

@@ -21,6 +21,9 @@ def capture(
     variant: Annotated[str, typer.Option(help="Parallel configuration: ep=8, tp=2,ep=4, dp=2,tp=4.")],
     world_size: Annotated[int | None, typer.Option(help="Ranks of the world, to check the variant against.")] = None,
     sample: Annotated[str | None, typer.Option(help="Ranks to capture, as in 0,1,2,31,63.")] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Ranks that the rules must predict, as in 37,40; by default one.")
+    ] = None,
     append: Annotated[bool, typer.Option(help="Keep the other variants of an archive that exists.")] = False,
     driver: Annotated[str, typer.Option(help="auto, cuda, or soft for the software driver.")] = "auto",
     deadline: Annotated[float, typer.Option(help="Seconds for one launch of the engine.")] = 900.0,
@@ -40,20 +43,17 @@ def capture(
     from foundryd.capture.runs import CaptureSpec
     from foundryd.cli.environment import driver_environment
 
-    try:
-        requested = [int(r) for r in sample.split(",")] if sample else None
-    except ValueError:
-        raise UsageError(f"--sample is {sample!r}, not ranks joined by commas as in 0,1,2,7") from None
     spec = CaptureSpec(
         variant,
         command,
-        requested,
+        _ranks("--sample", sample),
         world_size,
         deadline,
         driver_environment(driver),
         logs,
         jobs=jobs,
         allow_opaque_modules=allow_opaque_modules,
+        held_out=_ranks("--held-out", held_out),
     )
     result = run_capture(output, spec, append=append, progress=lambda text: print(text, file=sys.stderr))
     if as_json:
@@ -62,7 +62,11 @@ def capture(
             "variant": result.variant,
             "captured_ranks": result.captured,
             "control_ranks": result.controls,
-            "heldout_ranks": result.held_out,
+            "heldout_ranks": [r.rank for r in result.confirmed],
+            "compared": [
+                {"rank": r.rank, "bytes": r.bytes, "noise_bytes": r.noise_bytes, "patched_words": r.patched_words}
+                for r in result.confirmed
+            ],
             "rules": result.rules,
             "archive_bytes": output.stat().st_size,
             "capture_ms": result.total_ms,
@@ -73,3 +77,10 @@ def capture(
             f"{output}: {result.variant}, {output.stat().st_size:,} bytes, captured as ranks {result.captured} "
             f"in {result.total_ms / 1000:.1f} s"
         )
+
+
+def _ranks(option: str, text: str | None) -> list[int] | None:
+    try:
+        return [int(rank) for rank in text.split(",")] if text else None
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}, not ranks joined by commas as in 0,1,2,7") from None

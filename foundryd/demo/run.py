@@ -82,7 +82,7 @@ def _figures(
         "capture_devices": 1,
         "captured_ranks": captured.captured,
         "control_ranks": captured.controls,
-        "heldout_rank": captured.held_out[0] if captured.held_out else None,
+        "heldout_rank": captured.confirmed[0].rank if captured.confirmed else None,
         "graphs": graphs,
         "templates": templates,
         "comm_nodes": int(notes["comm_nodes"]),

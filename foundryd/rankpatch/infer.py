@@ -15,7 +15,7 @@ from foundryd._native import _rankpatch
 from foundryd.errors import UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, Truth, explain
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import HALVES, ProvenNoise, byte_mask, proven_bytes
+from foundryd.rankpatch.noise import HALVES, ProvenNoise, Strays, byte_mask, positions_of, proven_bytes
 from foundryd.rankpatch.sampling import WHOLE, missing_ranks
 from foundryd.rankpatch.words import (
     BYTES_OF_MASK,
@@ -70,6 +70,7 @@ def infer(
     control: RankView | None = None,
     repeats: Sequence[RankView] = (),
     proven_noise: ProvenNoise = (),
+    proven_strays: Strays = (),
     fields: Sequence[Fields] | None = None,
     describe: Describe | None = None,
     complete: bool = False,
@@ -89,6 +90,7 @@ def infer(
     control : one of the ranks again, with everything outside the arenas at other addresses.
     repeats : more captures of any of the ranks: garbage of few values is often equal in two.
     proven_noise : words whose perturbation left all outputs equal, see ``noise.noise_candidates``.
+    proven_strays : likewise words that follow no rule, whether captures of one rank differ in them or not: noise, too.
     fields : for each block its ascending (offset, bytes) field boundaries, or None where nothing is known about it.
         A field of 1, 2 or 4 bytes is one word; one of 8 bytes is one word or two halves; a larger one is read like a
         struct of unknown members, aligned to its start.
@@ -114,7 +116,7 @@ def infer(
         if missing:
             return Inference(_no_rules(0), np.empty(0, dtype=np.uint64), missing)
     work = _Work(views, mesh, ranks, again, describe or _describe, complete)
-    return work.run(check_fields(fields, views[0].blocks), proven_noise)
+    return work.run(check_fields(fields, views[0].blocks), proven_noise, proven_strays)
 
 
 def _check_ranks(
@@ -161,19 +163,23 @@ class _Work:
         self.tables: list[tuple[Rules, Words64]] = []  # rules and their values [rules][views]
         self.conflicts: set[frozenset[int]] = set()
 
-    def run(self, fields: list[npt.NDArray[np.int64]], proven_noise: ProvenNoise) -> Inference:
+    def run(self, fields: list[npt.NDArray[np.int64]], proven_noise: ProvenNoise, proven_strays: Strays) -> Inference:
+        lengths = [len(b) for b in self.views[0].blocks]
         words = differing_words([view.blocks for view in (*self.views, *self.again)], fields)
         values = words.values[:, : len(self.views)]
         noisy = np.zeros(len(words), dtype=np.uint8)
         for place, repeat in enumerate(self.again, start=len(self.views)):
             first = [view.rank for view in self.views].index(repeat.rank)
             noisy |= byte_mask(words.values[:, first] ^ words.values[:, place])
-        proven = proven_bytes(proven_noise, words, fields, [len(b) for b in self.views[0].blocks])
+        strays = proven_bytes(proven_strays, words, fields, lengths)
+        noisy |= strays
+        proven = proven_bytes(proven_noise, words, fields, lengths) | strays
 
         settled, unproven = _settle_noise(words, noisy, proven)
         changed = values ^ values[:, :1]
         open_ = (changed & BYTES_OF_MASK[settled ^ 0xFF][:, None]).any(axis=1) & ~unproven
         self._add_noise(words, settled)
+        self._add_unseen(words, proven_strays)
 
         unread = np.flatnonzero(open_)
         if not (self.complete and len(self.members) <= WHOLE):
@@ -190,7 +196,8 @@ class _Work:
             unread = unread[:0]
         failed = np.union1d(unread, np.flatnonzero(unproven))
         if failed.size:
-            self._refuse(words, int(failed[0]), bool(unproven[failed[0]]), bool(noisy[failed[0]]), failed.size)
+            garbage = words.chosen(np.isin(np.arange(len(words)), unread) & (words.kind == Kind.STRUCT) & ~unproven)
+            self._refuse(words, int(failed[0]), bool(unproven[failed[0]]), bool(noisy[failed[0]]), failed.size, garbage)
         return self._result()
 
     def _add_noise(self, words: Words, masks: Bits) -> None:
@@ -198,6 +205,16 @@ class _Work:
             chosen = np.flatnonzero(masks == mask)
             for start, width in pieces_of(mask):
                 self.rules.append(_rules(words, chosen, start, width, RuleKind.NOISE))
+
+    def _add_unseen(self, words: Words, proven_strays: Strays) -> None:
+        """Adds noise for strays in which these captures do not differ, but another did."""
+        for block, offset, width in proven_strays:
+            mine = words.block == block
+            rules = _no_rules(width)
+            rules["block"], rules["offset"], rules["width"] = block, offset + np.arange(width), 1
+            rules["kind"] = RuleKind.NOISE
+            seen = positions_of(words.offset[mine], words.inside[mine])
+            self.rules.append(rules[~np.isin(rules["offset"], seen)])
 
     def _add_affine(self, words: Words, values: Words64, settled: Bits, open_: npt.NDArray[np.int64]) -> Truth:
         """Adds affine rules for the words that have them and says which do."""
@@ -234,7 +251,7 @@ class _Work:
                 rules["coordinate"] = Coordinate.RANK
                 self.tables.append((rules, piece[differs]))
 
-    def _refuse(self, words: Words, at: int, unproven: bool, noisy: bool, count: int) -> NoReturn:
+    def _refuse(self, words: Words, at: int, unproven: bool, noisy: bool, count: int, strays: Words) -> NoReturn:
         block, offset, size = int(words.block[at]), int(words.offset[at]), int(words.size[at])
         names = [f"rank {view.rank}" for view in self.views]
         names += [f"the control of rank {repeat.rank}" for repeat in self.again]
@@ -254,6 +271,7 @@ class _Work:
         raise UnexplainedWord(
             f"{self.describe(block, offset)}, offset {offset} ({size} bytes) {why}{others}: {seen}; {remedy}",
             proof_failed=unproven,
+            strays=list(zip(strays.block.tolist(), strays.offset.tolist(), strays.size.tolist(), strict=True)),
         )
 
     def _result(self) -> Inference:

@@ -38,6 +38,9 @@ ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 """(block, offset) or (block, offset, width) of words proven harmless, or an array of ``noise_dtype``.  Without a width
 the whole field is meant, or the aligned 4 bytes of a struct."""
 
+Strays = Sequence[tuple[int, int, int]]
+"""(block, offset, bytes) of words inside structs that differ between ranks and follow no rule."""
+
 HALVES = (0x0F, 0xF0)
 
 _FAR_UP = np.uint64(1 << 44)
@@ -84,16 +87,46 @@ def noise_candidates(
     rows: list[tuple[int, int, int, int]] = []
     for number in np.unique(words.block).tolist():
         mine = words.block == number
-        chosen = _positions(words.offset[mine], suspect[mine])
+        chosen = positions_of(words.offset[mine], suspect[mine])
         if mapped is not None:
             chosen = np.union1d(chosen, _stale_pointers(view.blocks[number], chosen, bounds[number], mapped))
-        changed = np.isin(chosen, _positions(words.offset[mine], moved[mine]))
+        changed = np.isin(chosen, positions_of(words.offset[mine], moved[mine]))
         rows += [(number, *run) for run in _runs(chosen, changed)]
     return np.array(rows, dtype=noise_dtype)
 
 
-def _positions(offset: Integers, mask: Bits) -> Integers:
-    """Every byte position that a mask has, ascending."""
+def stray_candidates(
+    view: RankView,
+    others: Sequence[RankView],
+    strays: Strays,
+    but: npt.NDArray[np.void],
+) -> npt.NDArray[np.void]:
+    """The bytes of ``strays`` in which any of ``others`` is not as ``view``, to perturb: ``noise_dtype``.
+
+    ``but`` are candidates already; strays of blocks that ``view`` does not have are left out.
+    """
+    by_block: dict[int, list[Integers]] = {}
+    for number, offset, size in strays:
+        by_block.setdefault(number, []).append(offset + np.arange(size))
+    rows: list[tuple[int, int, int, int]] = []
+    for number in sorted(by_block.keys() & set(range(len(view.blocks)))):
+        positions = np.unique(np.concatenate(by_block[number]))
+        block = view.blocks[number]
+        differs = np.any([other.blocks[number][positions] != block[positions] for other in others], axis=0)
+        known = but[but["block"] == number]
+        taken = [_bytes_of(known["offset"][known["width"] == w], w) for w in np.unique(known["width"]).tolist()]
+        free = np.setdiff1d(positions[differs], np.concatenate([np.empty(0, np.int64), *taken]))
+        rows += [(number, *run) for run in _runs(free, np.zeros(len(free), dtype=bool))]
+    return np.array(rows, dtype=noise_dtype)
+
+
+def _bytes_of(offset: npt.NDArray[np.integer], width: int) -> Integers:
+    positions: Integers = (offset.astype(np.int64)[:, None] + np.arange(width)).ravel()
+    return positions
+
+
+def positions_of(offset: Integers, mask: Bits) -> Integers:
+    """Every byte position that the masks of words at these offsets have, ascending."""
     bits = np.unpackbits(mask[:, None], axis=1, bitorder="little").astype(bool)
     positions: Integers = (offset[:, None] + np.arange(8))[bits]
     return positions
@@ -108,17 +141,16 @@ def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: In
     low = np.where(outside, end[at], begin[at])
     high = np.where(outside, np.append(begin[1:], len(block))[at], end[at])
     unit = low + (suspects - low) // 4 * 4
-    found = []
-    for start in (unit, unit - 4):
-        fits = (start >= low) & (start + 8 <= high)
-        places = np.unique(start[fits])
-        values = gather(block, places, np.full_like(places, 8))
-        span = np.searchsorted(mapped[0], values, side="right") - 1
-        inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-        # Far up only: low addresses are like small numbers, and to perturb a number may send a kernel astray.
-        inside &= values >= _FAR_UP
-        found.append((places[inside][:, None] + np.arange(8)).ravel())
-    return np.unique(np.concatenate(found))
+    # An address that moves does so in its lower half, too.  Where only the upper one differs it may be what is left of
+    # an address, in the padding behind a number that a kernel reads.
+    places = np.unique(unit[(unit >= low) & (unit + 8 <= high)])
+    values = gather(block, places, np.full_like(places, 8))
+    span = np.searchsorted(mapped[0], values, side="right") - 1
+    inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
+    # Far up only: low addresses are like small numbers, and to perturb a number may send a kernel astray.
+    inside &= values >= _FAR_UP
+    addresses: Integers = (places[inside][:, None] + np.arange(8)).ravel()
+    return addresses
 
 
 def _runs(positions: Integers, changed: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:

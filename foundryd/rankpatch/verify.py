@@ -13,6 +13,7 @@ from foundryd._native import _rankpatch
 from foundryd.errors import HeldOutMismatch
 from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import Coordinate, Mesh
+from foundryd.rankpatch.noise import Strays
 from foundryd.rankpatch.words import Block, Fields, Kind, RankView, Words64, check_fields, check_views, gather, locate
 
 Rules = npt.NDArray[np.void]
@@ -106,6 +107,8 @@ def check_held_out(
     noise = rules[rules["kind"] == RuleKind.NOISE]
     first: tuple[int, int] | None = None
     wrong = 0
+    strays: list[tuple[int, int, int]] = []
+    garbage = True
     for number, (block, found) in enumerate(zip(predicted, held_out.blocks, strict=True)):
         positions = _rankpatch.differing(block, [found], 1).astype(np.int64)
         if not positions.size:
@@ -113,11 +116,14 @@ def check_held_out(
         padding = locate(positions, boundaries[number], len(found))[2] == Kind.PADDING
         positions = positions[~padding & ~_covered(positions, noise[noise["block"] == number])]
         if positions.size:
+            offset, size, kind = locate(positions, boundaries[number], len(found))
+            garbage &= bool((kind == Kind.STRUCT).all())
+            strays += sorted({(number, *word) for word in zip(offset.tolist(), size.tolist(), strict=True)})
             words = np.unique(_words_of(positions, rules[rules["block"] == number]))
             wrong += words.size
             first = first or (number, int(words[0]))
     if first is not None:
-        _refuse(first, wrong, rules, reference.rank, predicted, held_out, describe)
+        _refuse(first, wrong, rules, reference.rank, predicted, held_out, describe, strays if garbage else [])
     return Report(
         held_out.rank,
         sum(len(block) for block in predicted),
@@ -135,6 +141,7 @@ def _refuse(
     predicted: Sequence[Block],
     held_out: RankView,
     describe: Callable[[int, int], str] | None,
+    strays: Strays,
 ) -> None:
     number, offset = at
     mine = rules[(rules["block"] == number) & (rules["offset"] == offset)]
@@ -148,7 +155,8 @@ def _refuse(
     raise HeldOutMismatch(
         f"{name}, block {number}, offset {offset} ({width} bytes) was captured as 0x{found:0{2 * width}x} on the "
         f"held-out rank {held_out.rank}, where {source} 0x{expected:0{2 * width}x}{others}: sample rank "
-        f"{held_out.rank} as well, or make the word follow one coordinate of the mesh"
+        f"{held_out.rank} as well, or make the word follow one coordinate of the mesh",
+        strays=strays,
     )
 
 

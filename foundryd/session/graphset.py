@@ -186,8 +186,8 @@ class GraphSet:
         self._recorder = Recorder(self._hook, self._settings, here.fields)
 
     def _write_recording(self, vary: Callable[[int], None] | None) -> None:
-        from foundryd.capture.control import prove
-        from foundryd.capture.journal import Journal
+        from foundryd.capture.control import Trials, prove
+        from foundryd.capture.journal import Journal, read_strays
         from foundryd.capture.recording import load, save
 
         assert self._hook is not None
@@ -200,7 +200,7 @@ class GraphSet:
             graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            journal = Journal(self._settings.journal)
+            trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
             modules = self._recorder.module_ids
-            recording.notes.update(prove(self._hook, recording, others, self._natives, modules, vary, journal))
+            recording.notes.update(prove(self._hook, recording, others, self._natives, modules, trials))
         save(recording, self._settings.recording)

@@ -18,11 +18,11 @@ import numpy as np
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.capture.canonical import KERNEL, NONE, Graph
-from foundryd.capture.journal import Journal
+from foundryd.capture.journal import Journal, read_strays
 from foundryd.capture.recording import ModuleRecord, Recording, load, save
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.mesh import Mesh
-from foundryd.rankpatch.noise import noise_candidates
+from foundryd.rankpatch.noise import Strays, noise_candidates, noise_dtype, stray_candidates
 from foundryd.settings import Settings
 
 BASE, STRIDE = 0x600000000000, 256 << 30
@@ -45,6 +45,21 @@ def few_values(launch: Launch) -> dict[str, int]:
 def surprise(launch: Launch) -> dict[str, int]:
     """Garbage that only the first launch of rank 4, which is held out, has."""
     return {"garbage": int(launch.rank == 4 and launch.time == 1)}
+
+
+def settled(launch: Launch) -> dict[str, int]:
+    """Garbage that each rank repeats."""
+    return {"garbage": launch.rank == 2}
+
+
+def late(launch: Launch) -> dict[str, int]:
+    """Garbage that each rank repeats, and no sampled one has."""
+    return {"garbage": launch.rank == 4}
+
+
+def wanted(launch: Launch) -> dict[str, int]:
+    """A number that the rank decides and no coordinate explains, and on which outputs depend."""
+    return {"own": launch.rank**2}
 
 
 def squares(launch: Launch) -> dict[str, int]:
@@ -83,7 +98,11 @@ def forgetful(launch: Launch) -> dict[str, int]:
     return {"scratch": int(launch.time == 1)}
 
 
-SCRIPTS = {f.__name__: f for f in (few_values, surprise, squares, cold, fatal, outside, failing, forgetful)}
+SCRIPTS = {
+    f.__name__: f
+    for f in (few_values, surprise, settled, late, wanted, squares, cold, fatal, outside, failing, forgetful)
+}
+VARIED = ("settled", "late", "wanted")  # engines that can put themselves into other states
 
 
 def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0) -> Recording:
@@ -113,6 +132,14 @@ def prove(ours: Recording, references: list[Recording], journal: Journal, script
     return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows]
 
 
+def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> list[list[int]]:
+    """Outputs depend on every number; only garbage is harmless."""
+    views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, *references)]
+    rows = stray_candidates(views[0], views, strays, np.zeros(0, noise_dtype))
+    garbage = ours.graphs[0].param_start() + 5
+    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows if int(r["offset"]) == garbage]
+
+
 def main() -> None:
     script, folder = sys.argv[1], Path(sys.argv[2])
     settings = Settings.from_env()
@@ -127,6 +154,8 @@ def main() -> None:
     if launch.control:
         references = [load(p) for p in settings.references]
         made.notes["proven_noise"] = prove(made, references, Journal(settings.journal), script)
+        made.notes["varied"] = script in VARIED
+        made.notes["proven_strays"] = prove_strays(made, references, read_strays(settings.strays))
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
     save(made, settings.recording)

@@ -40,11 +40,25 @@ def captured(tmp_path):
     return run
 
 
+def confirmed(result):
+    return [report.rank for report in result.confirmed]
+
+
+def test_as_many_ranks_confirm_the_rules_as_are_asked_for(captured):
+    result, launched, _ = captured("few_values", held_out=[6, 4])
+    assert confirmed(result) == [6, 4]
+    assert launched[-2:] == [6, 4]
+    # Every byte of each was compared, but for the noise: the number that follows the rank was patched.
+    assert {(r.patched_words, r.noise_bytes) for r in result.confirmed} == {(1, 1)}
+    with pytest.raises(CaptureError, match=r"ranks \[3\] are to be sampled and held out"):
+        captured("few_values", requested=[0, 1, 2, 3, 7], held_out=[3])
+
+
 def test_garbage_that_two_captures_share_is_seen_by_capturing_again(captured):
     result, launched, _ = captured("few_values")
     assert result.rules == {"affine ep": 1, "noise": 1}
     # Samples and control; each sample again; the control with all of them; the held-out rank.
-    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *result.held_out]
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *confirmed(result)]
     with ArchiveReader.open(captured.archive) as reader:
         assert violations(reader, deep=True) == []
 
@@ -56,18 +70,43 @@ def test_what_the_rank_decides_is_refused_after_capturing_again(captured):
     assert not captured.archive.exists()
 
 
+def test_garbage_that_each_rank_repeats_is_proven_by_the_control(captured):
+    result, launched, said = captured("settled")
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    # Samples and control; the control with what follows no rule; the held-out rank.
+    assert launched == [*SAMPLED, 1, 1, *confirmed(result)]
+    assert [line for line in said if line.startswith("1 bytes inside structs follow no rule")]
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+
+
+def test_garbage_that_only_the_held_out_rank_has_is_proven_and_the_same_rank_confirms(captured):
+    result, launched, said = captured("late")
+    assert result.rules == {"affine ep": 1, "noise": 1}
+    assert confirmed(result) == [4]
+    assert launched == [*SAMPLED, 1, 4, 1]
+    assert [line for line in said if "may be garbage" in line]
+
+
+def test_what_the_rank_decides_and_outputs_depend_on_is_refused(captured):
+    with pytest.raises(UnexplainedWord, match="follows no coordinate"):
+        captured("wanted")
+    assert captured.launched() == [*SAMPLED, 1, 1, *SAMPLED, 1]
+    assert not captured.archive.exists()
+
+
 def test_a_rank_that_surprises_joins_the_samples_and_another_is_held_out(captured):
     result, launched, said = captured("surprise")
     assert result.rules == {"affine ep": 1, "noise": 1}
     assert [line for line in said if "rank 4 is not as predicted" in line]
-    assert result.held_out == [5]
+    assert confirmed(result) == [5]
     more = [*SAMPLED[:4], 4, SAMPLED[4]]
     assert launched == [*SAMPLED, 1, 4, 1, *more, 1, 5]
 
 
 def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
     result, launched, said = captured("cold")
-    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *result.held_out, *result.held_out]
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *confirmed(result), *confirmed(result)]
     assert not any("rank classes" in line for line in said)
     with ArchiveReader.open(captured.archive) as reader:
         (variant,) = reader.index.variants
@@ -77,7 +116,7 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
 def test_launches_may_run_side_by_side(captured):
     result, launched, _ = captured("few_values", jobs=4)
     assert result.rules == {"affine ep": 1, "noise": 1}
-    assert sorted(launched) == sorted([*SAMPLED, 1, *SAMPLED, 1, *result.held_out])
+    assert sorted(launched) == sorted([*SAMPLED, 1, *SAMPLED, 1, *confirmed(result)])
 
 
 def test_one_that_fails_beside_others_ends_them_all(captured, tmp_path):
@@ -102,7 +141,7 @@ def test_whoever_captures_is_told_of_tensors_that_no_arena_holds(captured):
 
 def test_the_control_goes_on_without_trials_that_were_fatal(captured):
     result, launched, said = captured("fatal")
-    assert launched == [*SAMPLED, 1, 1, 1, *result.held_out]
+    assert launched == [*SAMPLED, 1, 1, 1, *confirmed(result)]
     assert [line.rpartition(": ")[2] for line in said if "fatal" in line] == ['["one"]', '["two"]']
     assert result.rules == {"affine ep": 1, "noise": 1}
 

@@ -8,6 +8,7 @@ import pytest
 
 from foundryd._native import _hook
 from foundryd.capture.canonical import Graph
+from foundryd.capture.journal import Journal
 from foundryd.capture.proofs import prove_dead, prove_noise
 from foundryd.capture.snapshots import Memory
 from foundryd.rankpatch.noise import noise_dtype
@@ -145,3 +146,39 @@ def test_a_word_that_matters_is_never_overwritten_with_nonsense():
     words = np.concatenate([rows(start + 4 * i, differs=differs) for i, differs in pairs])
     proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in (1, 2, 3, 5)]
+
+
+class Astray(Exception):
+    """Stands for the end of the process."""
+
+
+def test_what_was_fatal_to_one_word_is_not_tried_with_others_of_its_kind(tmp_path):
+    """Each launch ends at its first fatal trial, and the next goes on: one for all words together, one for the kind."""
+    device = HostMemory()
+    graph = member([5, 6, 7, 8, 9, 10])
+    start = graph.param_start()
+    other = graph.params ^ 2
+    deadly = [0, 2, 4]
+    runs = []
+
+    def replay_with(params):
+        runs.append(params.view(np.uint32)[deadly].tolist())
+        if (params.view(np.uint32)[deadly] > 255).any():
+            raise Astray
+        device.bytes[OUT].view(np.uint32)[:] = 3
+
+    def place_of(offset):
+        return "deadly" if (offset - start) // 4 in deadly else "harmless"
+
+    def launch():
+        words = rows(*range(start, start + 24, 4))
+        generator = np.random.default_rng(0)
+        journal = Journal(tmp_path / "journal")
+        return prove_noise(Memory(device), graph, words, [other], replay_with, generator, journal, place_of)
+
+    for _ in range(2):
+        with pytest.raises(Astray):
+            launch()
+    assert launch() == [(start + 4 * i, 4) for i in (1, 3, 5)]
+    fatal = [values for values in runs if max(values) > 255]
+    assert len(fatal) == 2

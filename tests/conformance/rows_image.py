@@ -106,7 +106,7 @@ def local_globals(x: Bench) -> Any:
 @row("image.highest_ptx")
 def highest_ptx(x: Bench) -> Any:
     """Of PTX for several architectures the one for the highest that the device has."""
-    loaded = cu.cuModuleLoadData(container(*(entry(PTX_KIND, sm, ptx(sm)) for sm in (70, 75, 72, 200))))
+    loaded = cu.cuModuleLoadData(container(*(entry(PTX_KIND, sm, ptx(sm)) for sm in (75, 86, 80, 100))))
     if code(loaded) != "SUCCESS":
         return code(loaded)
     which, _ = ok(cu.cuModuleGetGlobal(loaded[1], b"which"))

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 # The engine gives attention another scale in every process.  Its capture ends with one cached position, where the scale
 # is without effect.
 PROGRAM = """
@@ -46,3 +50,50 @@ def test_it_is_refused_where_the_engine_can_vary_its_state(e2e, tmp_path):
     assert done.code != 0
     assert "attend" in done.err
     assert not (tmp_path / "noisy.foundry").exists()
+
+
+# Every rank gives a word of the struct of attention its own value, which follows no coordinate, in every process.
+BY_RANK = """
+import os, sys
+from foundryd.demo import model, worker
+
+original = model.Kernels.__init__
+
+def loaded(self, *arguments):
+    original(self, *arguments)
+    attend, square = self.attend, int(os.environ["RANK"]) ** 2
+
+    def changed(items, params):
+        if sys.argv[1] == "unused":
+            params.slopes = 0x1000 + 64 * square
+        else:
+            params.scale *= 1 + square / 64
+        attend(items, params)
+
+    self.attend = changed
+
+model.Kernels.__init__ = loaded
+sys.exit(worker.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["unused", "scale"])
+def test_a_word_that_follows_no_rule_is_noise_only_if_nothing_depends_on_it(e2e, tmp_path, word):
+    config = e2e.config_of("ep=8")
+    flags = e2e.worker_command(config)
+    program = [*flags[:2], "-c", BY_RANK, word, *flags[4:]]
+    archive = tmp_path / "ranked.foundry"
+    done = e2e.run_command(
+        "capture", "-o", archive, "--variant", "ep=8", "--driver", "soft", "--json", "--", *program, timeout=400
+    )
+    if word == "scale":
+        assert done.code != 0
+        assert "attend" in done.err
+        assert "follows no coordinate" in done.err
+        assert not archive.exists()
+        return
+    assert done.code == 0, done.err
+    assert "follow no rule and are noise" in done.err
+    assert json.loads(done.out.splitlines()[-1])["heldout_ranks"]
+    assert e2e.run_command("verify", archive).code == 0

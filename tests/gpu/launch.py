@@ -142,12 +142,14 @@ def capture(
     timeout: float = 1800.0,
     environment: Environment | None = None,
     sample: str = "",
+    held_out: str = "",
     jobs: int = 1,
     echo: bool = False,
 ) -> Report:
     """Captures a program for a world of ``world`` ranks on one GPU; the command's figures."""
     options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", DRIVER, "--json"]
     options += ["--jobs", str(jobs), *(["--sample", sample] if sample else [])]
+    options += ["--held-out", held_out] if held_out else []
     out = foundryd(
         "capture",
         *options,

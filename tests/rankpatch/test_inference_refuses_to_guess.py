@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundryd.errors import UnexplainedWord, UsageError
+from foundryd.errors import HeldOutMismatch, UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, explain
 from foundryd.rankpatch.infer import RankView, RuleKind, infer
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import noise_candidates
+from foundryd.rankpatch.noise import noise_candidates, stray_candidates
 from foundryd.rankpatch.sampling import sample
-from foundryd.rankpatch.verify import predict
+from foundryd.rankpatch.verify import check_held_out, predict
 
 EP8 = Mesh(ep=8)
 ONE_FIELD = [np.array([(0, 8)])]
@@ -229,6 +229,67 @@ def test_a_flag_beside_garbage_is_never_perturbed() -> None:
     others = [struct(0, 0x5678, 7), struct(3, 0x9999, 9)]
     assert [tuple(c) for c in noise_candidates(ours, control, [None])] == [(0, 1, 2, 1)]
     assert [tuple(c) for c in noise_candidates(ours, control, [None], others=others)] == [(0, 1, 2, 1), (0, 3, 1, 0)]
+
+
+STRAY = {0: 0x104, 1: 0x104, 2: 0x004, 3: 0x104, 7: 0x104, 4: 0x304}  # by rank, in every capture of it
+
+
+def test_words_of_a_struct_that_follow_no_rule_are_noise_where_they_are_proven_harmless() -> None:
+    captures, control = views(lambda r: STRAY[r]), view(1, STRAY[1])
+    with pytest.raises(UnexplainedWord, match="follows no coordinate") as refused:
+        infer(captures, EP8, control=control)
+    assert refused.value.strays == [(0, 0, 8)]
+    # Only the byte that differs is perturbed; beside it may be a number that a kernel reads.
+    candidates = stray_candidates(captures[1], captures, refused.value.strays, noise_candidates(captures[1], control))
+    assert [tuple(c) for c in candidates] == [(0, 1, 1, 0)]
+    inferred = infer(captures, EP8, control=control, proven_strays=[(0, 1, 1)])
+    assert [(int(r["offset"]), int(r["width"]), int(r["kind"])) for r in inferred.rules] == [(1, 1, RuleKind.NOISE)]
+    with pytest.raises(UnexplainedWord):
+        infer(captures, EP8, control=control, proven_strays=[(0, 2, 1)])
+
+
+def test_a_parameter_of_its_own_is_never_garbage() -> None:
+    """A caller gives every parameter a value; only inside structs something is left from before."""
+    with pytest.raises(UnexplainedWord) as refused:
+        infer(views(lambda r: STRAY[r]), EP8, control=view(1, STRAY[1]), fields=ONE_FIELD)
+    assert refused.value.strays == []
+
+
+def test_a_stray_that_only_the_held_out_rank_shows_is_named_and_can_be_noise() -> None:
+    captures, control, held_out = views(lambda r: 4), view(1, 4), view(4, STRAY[4])
+    inferred = infer(captures, EP8, control=control)
+    with pytest.raises(HeldOutMismatch) as refused:
+        check_held_out(inferred.rules, inferred.tables, captures[0], EP8, held_out)
+    assert refused.value.strays == [(0, 0, 8)]
+    candidates = stray_candidates(
+        captures[1], [*captures, held_out], refused.value.strays, noise_candidates(*[control] * 2)
+    )
+    assert [tuple(c) for c in candidates] == [(0, 1, 1, 0)]
+    inferred = infer(captures, EP8, control=control, proven_strays=[(0, 1, 1)])
+    check_held_out(inferred.rules, inferred.tables, captures[0], EP8, held_out)
+    with pytest.raises(HeldOutMismatch):
+        check_held_out(inferred.rules, inferred.tables, captures[0], EP8, view(4, STRAY[4] ^ 1))
+    with pytest.raises(HeldOutMismatch) as refused:
+        check_held_out(inferred.rules, inferred.tables, captures[0], EP8, view(4, 5), fields=ONE_FIELD)
+    assert refused.value.strays == []
+
+
+def test_strays_beside_a_rule_leave_it_alone() -> None:
+    captures = views(lambda r: 100 + 16 * r | (r * r % 5) << 40)
+    control = view(1, 100 + 16 | 1 << 40)
+    inferred = infer(captures, EP8, control=control, proven_strays=[(0, 5, 1)])
+    for rank, block in ((r, predict(inferred.rules, inferred.tables, captures[0].blocks, EP8, r)[0]) for r in range(8)):
+        assert int(block.view("<u8")[0]) & 0xFFFFFFFF == 100 + 16 * rank
+
+
+def test_an_address_that_only_its_upper_half_tells_is_left_alone() -> None:
+    """What is left of an address above a number that a kernel reads looks like an address; it is not perturbed."""
+    memory = np.array([0x7F10_0000_0000], np.uint64), np.array([0x7F30_0000_0000], np.uint64)
+    ours, control, moved = view(1, 0x7F12_0000_1000), view(1, 0x7F22_0000_1000), view(1, 0x7F22_3456_1000)
+    candidates = noise_candidates(ours, control, mapped=memory)
+    assert {byte for _, at, width, _ in candidates for byte in range(at, at + width)} == {4}
+    candidates = noise_candidates(ours, moved, mapped=memory)
+    assert {byte for _, at, width, _ in candidates for byte in range(at, at + width)} == set(range(8))
 
 
 def test_noise_can_be_proven_by_the_byte() -> None:

@@ -214,6 +214,16 @@ class Engine:
         if self.generator is not None:
             self.generator.manual_seed(self.config.seed)
 
+    def vary(self, seed: int) -> None:
+        """Puts inputs and caches into the state of requests that are under way, another for each seed."""
+        c = self.config
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for cache in self.caches:
+            cache.keys.normal_(generator=generator)
+            cache.values.normal_(generator=generator)
+        self.tokens.random_(0, c.vocab, generator=generator)
+        self.positions.random_(0, c.max_seq, generator=generator)
+
     def step(self, batch: int) -> dict[str, Tensor]:
         """Decodes one token of the first ``batch`` requests."""
         self.steps_called += 1
@@ -230,7 +240,7 @@ class Engine:
                 self.replayable[batch] = self.graphs.capture_or_restore(
                     ("decode", batch), partial(self.step, batch), generators=generators
                 )
-            self.graphs.finish()
+            self.graphs.finish(vary=self.vary)
 
     def replay(self, batch: int) -> dict[str, Tensor]:
         """Launches the graph of ``batch``; its outputs, which the next replay overwrites."""
