@@ -80,7 +80,7 @@ class UnexplainedWord(CaptureError):
     """A word differs between ranks and no rule explains it.
 
     ``proof_failed``: it differs between captures of one rank too, and was not proven harmless.  ``strays`` are the
-    words inside structs, (block, offset, bytes), that follow no rule and may be garbage.
+    words, (block, offset, bytes), that follow no rule and may be garbage.
     """
 
     reason = "unexplained_word"
@@ -102,8 +102,7 @@ class UnexplainedContent(CaptureError):
 class HeldOutMismatch(CaptureError):
     """The inferred rules do not reproduce the rank that inference never saw.
 
-    ``strays`` are the words, (block, offset, bytes), where they do not, if all of them lie inside structs and may be
-    garbage.
+    ``strays`` are the words, (block, offset, bytes), where they do not, if all of them may be garbage.
     """
 
     reason = "held_out"

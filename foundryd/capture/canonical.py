@@ -36,6 +36,18 @@ class Graph:
         """Offset of the parameters in ``block``."""
         return int(self.nodes.nbytes)
 
+    def node_at(self, offset: int) -> tuple[int, int]:
+        """The node whose parameters have the byte at ``offset`` of ``block``, and the byte's place within them."""
+        at = offset - self.param_start()
+        begin = self.nodes["param_offset"].astype(np.int64)
+        inside = (begin <= at) & (at < begin + self.nodes["param_bytes"])
+        node = int(np.flatnonzero(inside)[0]) if inside.any() else 0
+        return node, at - int(begin[node])
+
+    def in_kernel(self, offset: int) -> bool:
+        """Whether the byte at ``offset`` of ``block`` is a parameter of a kernel."""
+        return offset >= self.param_start() and int(self.nodes["type"][self.node_at(offset)[0]]) == KERNEL
+
 
 def flatten(graph: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Nodes, edges, attributes and parameters of a graph with its child graphs spliced in.

@@ -125,7 +125,8 @@ class _Suspects:
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
         noise = noise_candidates(view, views[0], fields, others=views[1:], mapped=process_memory())
-        extra = stray_candidates(view, views, strays, noise)
+        in_kernels = [s for s in strays if s[0] < members and ours.graphs[s[0]].in_kernel(s[1])]
+        extra = stray_candidates(view, views, in_kernels, noise)
         self._strays = {(int(w["block"]), int(w["offset"])) for w in extra}
         self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
         self._generator = np.random.default_rng(ours.rank)

@@ -23,7 +23,7 @@ from foundryd.capture.recording import (
     unpack,
     unpack_ranked,
 )
-from foundryd.errors import CaptureError, HeldOutMismatch
+from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
 from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.verify import Report, check_held_out
@@ -149,6 +149,28 @@ def merge(
         bool(control.notes.get("varied", False)),
         sum(width for _, _, width in strays),
     )
+
+
+def unruled(recordings: Sequence[Recording], members: Sequence[int]) -> Sequence[tuple[int, int, int]]:
+    """The words of graphs that differ between ranks without a rule and may be garbage.
+
+    Raises ``CaptureError`` if ranks differ in structure.
+    """
+    reference = recordings[0]
+    for other in recordings[1:]:
+        same_structure(reference, other, CaptureError)
+    count = len(reference.graphs)
+    try:
+        infer(
+            [RankView(r.rank, r.blocks()[:count]) for r in recordings],
+            mesh=Mesh.parse(reference.variant),
+            fields=reference.fields()[:count],
+            complete=len(recordings) == len(members),
+            members=members,
+        )
+    except UnexplainedWord as error:
+        return error.strays
+    return []
 
 
 def without(recording: Recording, dead: set[int]) -> Recording:

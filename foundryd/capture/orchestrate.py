@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
-from foundryd.capture.merge import Merge, merge, same_structure, write_archive
+from foundryd.capture.merge import Merge, merge, same_structure, unruled, write_archive
 from foundryd.capture.recording import Recording
 from foundryd.capture.runs import CaptureSpec, Progress, Runs
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
@@ -140,11 +140,15 @@ class _Strays:
     witnesses: list[int] = field(default_factory=list)
 
     def add(self, words: Strays, recording: Recording, witnesses: Sequence[int] = ()) -> bool:
-        """Takes words in, only of graphs; answers whether any was new."""
+        """Takes words in, only of graphs; answers whether any, or who shows them, was new.
+
+        Of a word that is known another byte may differ on a new witness.
+        """
         new = {word for word in words if word[0] < len(recording.graphs)} - self.words
+        fresh = [rank for rank in witnesses if rank not in self.witnesses]
         self.words |= new
-        self.witnesses += [rank for rank in witnesses if new and rank not in self.witnesses]
-        return bool(new)
+        self.witnesses += fresh
+        return bool(new or fresh)
 
 
 def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs, asked: Sequence[int]) -> Merge:
@@ -158,8 +162,8 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs, asked: Sequen
         if not mismatches:
             if merged.strays:
                 runs.progress(
-                    f"{merged.strays} bytes inside structs follow no rule and are noise: no output depends on them, in "
-                    "any state of the engine and whatever is put there"
+                    f"{merged.strays} bytes follow no rule and are noise: no output depends on them, whatever is put "
+                    "there and in whatever state the engine is"
                 )
             return merged
         words = [word for mismatch in mismatches.values() for word in mismatch.strays]
@@ -202,6 +206,7 @@ def _merge(sampling: Sampling, runs: Runs, strays: _Strays) -> tuple[Merge, Samp
         runs.run_all(sampling.ranks)
         recordings = [runs.recordings[rank] for rank in sampling.ranks]
         witnesses = [rank for rank in strays.witnesses if rank not in sampling.ranks]
+        strays.add(unruled(recordings, sampling.members), recordings[0])
         control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(strays.words))
         if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
             continue

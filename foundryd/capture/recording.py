@@ -124,7 +124,7 @@ class Recording:
             names = list(graph.nodes.dtype.names or ())
             what = [n for n in names if graph.nodes.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
         else:
-            node, within = _node_at(graph, offset - start)
+            node, within = graph.node_at(offset)
             what = f"parameter byte {within}"
             function = int(graph.nodes["function"][node])
             if function < len(self.functions):
@@ -138,7 +138,7 @@ class Recording:
 
     def place(self, graph: Graph, offset: int) -> str:
         """Names what nodes with one function have in common: a byte of the function's parameters."""
-        node, within = _node_at(graph, offset - graph.param_start())
+        node, within = graph.node_at(offset)
         function = int(graph.nodes["function"][node])
         name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
         return f"parameter byte {within} of {name}"
@@ -166,14 +166,6 @@ class Recording:
         digest = blake3.blake3(repr(sorted(self.structure().items())).encode())
         digest.update(self.allocations.tobytes())
         return digest.digest()
-
-
-def _node_at(graph: Graph, at: int) -> tuple[int, int]:
-    """The node that has byte ``at`` of the parameters, and the byte's place within those of the node."""
-    begin = graph.nodes["param_offset"].astype(np.int64)
-    inside = (begin <= at) & (at < begin + graph.nodes["param_bytes"])
-    node = int(np.flatnonzero(inside)[0]) if inside.any() else 0
-    return node, at - int(begin[node])
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:

@@ -84,6 +84,7 @@ class _Launch:
     path: Path
     references: Sequence[Path] = ()
     strays: Path | None = None
+    journal: Path | None = None
 
 
 class Runs:
@@ -98,6 +99,7 @@ class Runs:
         self.times: list[float] = []
         self._warm: set[int] = set()
         self._repeats: dict[int, tuple[Path, Recording]] = {}
+        self._controls: list[tuple[int, Path, Recording]] = []
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
         self._stopped = False
@@ -143,24 +145,33 @@ class Runs:
         return bool(new)
 
     def repeats(self, ranks: Sequence[int]) -> list[Recording]:
-        """The second recordings of ``ranks``, where there are any."""
-        return [self._repeats[rank][1] for rank in ranks if rank in self._repeats]
+        """Further recordings of ``ranks``, where there are any: repeats, and controls but the last."""
+        return [recording for _, recording in self._further(ranks) if recording is not self._controls[-1][2]]
+
+    def _further(self, ranks: Sequence[int]) -> list[tuple[Path, Recording]]:
+        controls = [(path, recording) for rank, path, recording in self._controls if rank in ranks]
+        return [self._repeats[rank] for rank in ranks if rank in self._repeats] + controls
 
     def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
-        path = self._folder / f"control-{rank}.recording"
-        journal, listed = path.with_suffix(".journal"), path.with_suffix(".strays")
+        path = self._folder / f"control-{rank}-{len(self._controls)}.recording"
+        journal, listed = self._folder / f"control-{rank}.journal", path.with_suffix(".strays")
         write_strays(listed, strays)
-        references = [self._path(r) for r in others] + [self._repeats[r][0] for r in others if r in self._repeats]
+        references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
             known = len(unended(journal))
             try:
-                return self._capture(_Launch(f"the control of rank {rank}", rank, path, references, listed))
+                recording = self._capture(
+                    _Launch(f"the control of rank {rank}", rank, path, references, listed, journal)
+                )
             except CaptureError:
                 fatal = unended(journal)
                 if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
                     raise
                 self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
+            else:
+                self._controls.append((rank, path, recording))
+                return recording
         raise AssertionError("the last launch returns or raises")
 
     def _path(self, rank: int) -> Path:
@@ -270,7 +281,8 @@ class Runs:
             env.pop(name, None)
         if launch.references:
             env["FOUNDRYD_REFERENCE"] = ":".join(str(p) for p in launch.references)
-            env["FOUNDRYD_JOURNAL"] = str(launch.path.with_suffix(".journal"))
+        if launch.journal is not None:
+            env["FOUNDRYD_JOURNAL"] = str(launch.journal)
         if launch.strays is not None:
             env["FOUNDRYD_STRAYS"] = str(launch.strays)
         return env

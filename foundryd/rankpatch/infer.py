@@ -196,7 +196,7 @@ class _Work:
             unread = unread[:0]
         failed = np.union1d(unread, np.flatnonzero(unproven))
         if failed.size:
-            garbage = words.chosen(np.isin(np.arange(len(words)), unread) & (words.kind == Kind.STRUCT) & ~unproven)
+            garbage = words.chosen(np.isin(np.arange(len(words)), unread) & words.may_be_garbage & ~unproven)
             self._refuse(words, int(failed[0]), bool(unproven[failed[0]]), bool(noisy[failed[0]]), failed.size, garbage)
         return self._result()
 

@@ -39,7 +39,7 @@ ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 the whole field is meant, or the aligned 4 bytes of a struct."""
 
 Strays = Sequence[tuple[int, int, int]]
-"""(block, offset, bytes) of words inside structs that differ between ranks and follow no rule."""
+"""(block, offset, bytes) of words that differ between ranks, follow no rule and may be garbage."""
 
 HALVES = (0x0F, 0xF0)
 

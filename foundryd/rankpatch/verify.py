@@ -14,7 +14,18 @@ from foundryd.errors import HeldOutMismatch
 from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import Coordinate, Mesh
 from foundryd.rankpatch.noise import Strays
-from foundryd.rankpatch.words import Block, Fields, Kind, RankView, Words64, check_fields, check_views, gather, locate
+from foundryd.rankpatch.words import (
+    Block,
+    Fields,
+    Kind,
+    RankView,
+    Words64,
+    check_fields,
+    check_views,
+    gather,
+    locate,
+    may_be_garbage,
+)
 
 Rules = npt.NDArray[np.void]
 
@@ -117,7 +128,7 @@ def check_held_out(
         positions = positions[~padding & ~_covered(positions, noise[noise["block"] == number])]
         if positions.size:
             offset, size, kind = locate(positions, boundaries[number], len(found))
-            garbage &= bool((kind == Kind.STRUCT).all())
+            garbage &= bool(may_be_garbage(kind, size).all())
             strays += sorted({(number, *word) for word in zip(offset.tolist(), size.tolist(), strict=True)})
             words = np.unique(_words_of(positions, rules[rules["block"] == number]))
             wrong += words.size

@@ -70,9 +70,24 @@ class Words:
         return Words(self.block[which], self.offset[which], self.size[which], self.kind[which], self.values[which])
 
     @property
+    def may_be_garbage(self) -> npt.NDArray[np.bool_]:
+        """Which words, [words], may be left from before, because nobody gave them a value; see the function."""
+        return may_be_garbage(self.kind, self.size)
+
+    @property
     def inside(self) -> Bits:
         """Mask of the bytes that a word has, one bit a byte."""
         return ((1 << self.size) - 1).astype(np.uint8)
+
+
+def may_be_garbage(kind: Integers, size: Integers) -> npt.NDArray[np.bool_]:
+    """Which words of these kinds and sizes a caller may leave without a value.
+
+    What is inside a struct may be padding or unused.  A parameter of one byte may be an empty struct, and one of eight
+    bytes an empty struct and a number; every caller gives other numbers a value.
+    """
+    found: npt.NDArray[np.bool_] = (kind == Kind.STRUCT) | ((kind == Kind.FIELD) & np.isin(size, (1, 8)))
+    return found
 
 
 def check_views(views: Sequence[RankView]) -> None:

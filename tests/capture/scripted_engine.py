@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine that records what its script says, without a GPU: ``scripted_engine.py SCRIPT FOLDER``.
 
-Its one graph has one kernel whose only parameter is a struct: a number that follows the rank, a flag, a byte of garbage
-in the padding behind the flag, and a number of each script's own.  Launches are counted in FOLDER.
+Its one graph has one kernel.  Its first parameter is a struct: a number that follows the rank, a flag, a byte of
+garbage in the padding behind the flag, and a number of each script's own; the second a large struct that no kernel
+reads, the third an empty struct.  Launches are counted in FOLDER.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from foundryd.rankpatch.noise import Strays, noise_candidates, noise_dtype, stra
 from foundryd.settings import Settings
 
 BASE, STRIDE = 0x600000000000, 256 << 30
+UNREAD = 400  # bytes of the second parameter
+FIELDS = [(0, 16), (16, UNREAD), (16 + UNREAD, 1)]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ def late(launch: Launch) -> dict[str, int]:
 def wanted(launch: Launch) -> dict[str, int]:
     """A number that the rank decides and no coordinate explains, and on which outputs depend."""
     return {"own": launch.rank**2}
+
+
+def stack(launch: Launch) -> dict[str, object]:
+    """What earlier calls left: bytes of few values and of many, some always alike on a rank, some on all but one."""
+    always, now = np.random.default_rng(launch.rank), np.random.default_rng((launch.rank, launch.time))
+    left = np.zeros(UNREAD + 1, np.uint8)
+    for at in range(UNREAD + 1):
+        values = int(always.integers(1, 256)) if at % 7 == 0 else (2, 3, 5, 256)[at % 4]
+        left[at] = (always if at % 3 == 0 else now).integers(0, values)
+    return {"left": left, "garbage": launch.rank % 2}
 
 
 def squares(launch: Launch) -> dict[str, int]:
@@ -100,22 +113,24 @@ def forgetful(launch: Launch) -> dict[str, int]:
 
 SCRIPTS = {
     f.__name__: f
-    for f in (few_values, surprise, settled, late, wanted, squares, cold, fatal, outside, failing, forgetful)
+    for f in (few_values, surprise, settled, late, stack, wanted, squares, cold, fatal, outside, failing, forgetful)
 }
-VARIED = ("settled", "late", "wanted")  # engines that can put themselves into other states
+VARIED = ("settled", "late", "stack", "wanted")  # engines that can put themselves into other states
 
 
-def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0) -> Recording:
+def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0, left: object = 0) -> Recording:
     node = np.zeros(1, _hook.node_dtype)
-    node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 16
+    node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 17 + UNREAD
     node["grid"] = node["block"] = node["param_kind"] = 1
-    params = np.array([100 + rank, 1 | garbage << 8, own, 0], "<u4").view(np.uint8)
+    params = np.zeros(432, np.uint8)
+    params[:16] = np.array([100 + rank, 1 | garbage << 8, own, 0], "<u4").view(np.uint8)
+    params[16 : 17 + UNREAD] = left
     graph = Graph(("g",), node, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
     allocations = np.zeros(scratch, _hook.allocation_dtype)
     allocations["bytes"], allocations["address"] = 4096, BASE
     return Recording(
         variant=str(mesh), world=mesh.world, rank=rank, identity={}, arena_base=BASE, arena_stride=STRIDE,
-        allocations=allocations, graphs=[graph], functions=[ix.Function(0, "k", 16, [(0, 16)], [])],
+        allocations=allocations, graphs=[graph], functions=[ix.Function(0, "k", 17 + UNREAD, FIELDS, [])],
         modules=[ModuleRecord(0, b"an image")], symbols=[], relocations=np.zeros(0, _rankpatch.relocation_dtype),
         communicators=[], comm_ops=np.zeros(0, _hook.comm_op_dtype), contents=[],
     )  # fmt: skip
@@ -133,11 +148,12 @@ def prove(ours: Recording, references: list[Recording], journal: Journal, script
 
 
 def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> list[list[int]]:
-    """Outputs depend on every number; only garbage is harmless."""
+    """Outputs depend on every number of the first parameter; only garbage is harmless."""
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, *references)]
     rows = stray_candidates(views[0], views, strays, np.zeros(0, noise_dtype))
-    garbage = ours.graphs[0].param_start() + 5
-    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows if int(r["offset"]) == garbage]
+    start = ours.graphs[0].param_start()
+    harmless = {start + 5, *range(start + 16, start + 17 + UNREAD)}
+    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows if int(r["offset"]) in harmless]
 
 
 def main() -> None:
@@ -155,7 +171,8 @@ def main() -> None:
         references = [load(p) for p in settings.references]
         made.notes["proven_noise"] = prove(made, references, Journal(settings.journal), script)
         made.notes["varied"] = script in VARIED
-        made.notes["proven_strays"] = prove_strays(made, references, read_strays(settings.strays))
+        strays = read_strays(settings.strays) if script in VARIED else []
+        made.notes["proven_strays"] = prove_strays(made, references, strays)
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
     save(made, settings.recording)

@@ -73,9 +73,19 @@ def test_what_the_rank_decides_is_refused_after_capturing_again(captured):
 def test_garbage_that_each_rank_repeats_is_proven_by_the_control(captured):
     result, launched, said = captured("settled")
     assert result.rules == {"affine ep": 1, "noise": 1}
-    # Samples and control; the control with what follows no rule; the held-out rank.
-    assert launched == [*SAMPLED, 1, 1, *confirmed(result)]
-    assert [line for line in said if line.startswith("1 bytes inside structs follow no rule")]
+    assert launched == [*SAMPLED, 1, *confirmed(result)]
+    assert [line for line in said if line.startswith("1 bytes follow no rule")]
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+
+
+def test_however_much_is_left_on_the_stack_few_launches_tell(captured):
+    """Each capture shows other garbage: what an earlier one showed is not forgotten."""
+    result, launched, _ = captured("stack", held_out=[4, 5, 6])
+    assert result.rules["affine ep"] == 1
+    assert launched[: len(SAMPLED) + 1] == [*SAMPLED, 1]
+    assert confirmed(result) == [4, 5, 6]
+    assert len(launched) <= len(SAMPLED) + 1 + 3 + 2
     with ArchiveReader.open(captured.archive) as reader:
         assert violations(reader, deep=True) == []
 
@@ -91,7 +101,7 @@ def test_garbage_that_only_the_held_out_rank_has_is_proven_and_the_same_rank_con
 def test_what_the_rank_decides_and_outputs_depend_on_is_refused(captured):
     with pytest.raises(UnexplainedWord, match="follows no coordinate"):
         captured("wanted")
-    assert captured.launched() == [*SAMPLED, 1, 1, *SAMPLED, 1]
+    assert captured.launched() == [*SAMPLED, 1, *SAMPLED, 1]
     assert not captured.archive.exists()
 
 

@@ -103,18 +103,6 @@ def local_globals(x: Bench) -> Any:
     return out
 
 
-@row("image.highest_ptx")
-def highest_ptx(x: Bench) -> Any:
-    """Of PTX for several architectures the one for the highest that the device has."""
-    loaded = cu.cuModuleLoadData(container(*(entry(PTX_KIND, sm, ptx(sm)) for sm in (75, 86, 80, 100))))
-    if code(loaded) != "SUCCESS":
-        return code(loaded)
-    which, _ = ok(cu.cuModuleGetGlobal(loaded[1], b"which"))
-    out = x.read(int(which))
-    ok(cu.cuModuleUnload(loaded[1]))
-    return out
-
-
 def taken(x: Bench, image: bytes) -> list[str]:
     """Whether an image's variables are those of the PTX, and whether they are those of the compiled code."""
     loaded = cu.cuModuleLoadData(image)
