@@ -64,6 +64,8 @@ def capture(
             "control_ranks": result.controls,
             "heldout_ranks": result.held_out,
             "rules": result.rules,
+            "image_bytes": result.image_bytes,
+            "pruned_image_bytes": result.pruned_image_bytes,
             "archive_bytes": output.stat().st_size,
             "capture_ms": result.total_ms,
         }
@@ -71,5 +73,6 @@ def capture(
     else:
         print(
             f"{output}: {result.variant}, {output.stat().st_size:,} bytes, captured as ranks {result.captured} "
-            f"in {result.total_ms / 1000:.1f} s"
+            f"in {result.total_ms / 1000:.1f} s; {result.pruned_image_bytes:,} of {result.image_bytes:,} bytes of "
+            "images"
         )
