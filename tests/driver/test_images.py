@@ -72,7 +72,8 @@ def test_damaged_images_are_refused(program: Any) -> None:
             "magic": load(0, 0), "version": load(4, 9), "short": load(8, 20, 8), "kind": load(own, 1),
             "architecture": load(own + 28, 80), "zstd": load(own + 41, 0x80), "lz4": load(own + 41, 0x20),
             "entry_short": load(own + 8, 8, 8),
-            "not_elf": load(own + 64, 0), "machine": load(own + 64 + 18, 3), "sections": load(own + 64 + 40, 1 << 40, 8),
+            "not_elf": load(own + 64, 0), "machine": load(own + 64 + 18, 3),
+            "sections": load(own + 64 + 40, 1 << 40, 8),
         })
     """
     assert program(source, str(own_entry(_native.image("driver_tests").read_bytes())[0])) == {

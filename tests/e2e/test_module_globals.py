@@ -13,6 +13,7 @@ import pytest
 
 from foundryd import _native
 from foundryd._native import _rankpatch
+from foundryd.archive.format import image_section
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import violations
 from foundryd.capture.images import entries
@@ -71,6 +72,8 @@ def pack(kind: str) -> bytes:
     elf = next(e.payload for e in entries(_native.image("hooktest").read_bytes()) if e.architecture == 90)
     if kind == "lz4":
         return IB.container(IB.entry(b"for another", 80), IB.entry(elf, flags=IB.LZ4))
+    if kind == "choice":
+        return IB.container(IB.entry(b"for another", 80), IB.entry(elf), IB.entry(elf, flags=IB.SPECIFIC | IB.LZ4))
     # Which of two for one architecture is taken, the driver decides, so both have to be known.
     return IB.container(IB.entry(elf), IB.entry(b"unknown code", flags=IB.SPECIFIC))
 
@@ -112,6 +115,17 @@ def test_what_device_code_wrote_to_globals_of_a_compressed_image_is_restored(eng
     assert (module["targets"], module["compression"]) == (["any"], ["none"])  # the host library alone
     assert (module["loaded_bytes"], module["whole_because"]) == (len(pack("lz4")), "")
     assert (module["globals"], module["changed_globals"], module["opaque"]) == (4, ["aimed", "table"], "")
+
+
+def test_a_choice_between_two_codes_is_left_to_the_driver(engine, foundryd):
+    done, archive, restore = engine("choice")
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [VALUE], "fallback": "None"}
+    with ArchiveReader.open(archive) as reader:
+        (module,) = reader.index.variants[0].modules
+        kept = bytes(reader.section(image_section(module.digests[0])))
+    assert [(e.target, e.compression) for e in entries(kept)] == [("sm_90", ""), ("sm_90a", "lz4")]
+    assert len(kept) < len(pack("choice"))
 
 
 def test_a_module_whose_globals_cannot_be_listed_is_refused_unless_asked_for(e2e, engine, foundryd):
