@@ -242,6 +242,12 @@ class Hook:
         The hook does not look into images: ``foundryd.capture.images`` lists the names.
         """
 
+    def image_difference(self, module: int, image: Buffer, functions: Sequence[str], globals: Sequence[str]) -> str:
+        """How loading ``image`` differs from loading the module's own: in the driver's answer, in a function or global.
+
+        The end of a sentence that begins with the image; empty if nothing differs.  Capture only.
+        """
+
     def load_module(self, api: int, image: Buffer) -> int:
         """Loads an image, which must be exactly one container; its instance id."""
 

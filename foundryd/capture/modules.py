@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
-from foundryd.capture.images import Listing, capability, listings
+from foundryd.capture.images import Listing, capability, listings, pruned
 from foundryd.capture.recording import ModuleRecord
 from foundryd.errors import OpaqueModule, UnreadableImage
 
 # Texts of assertions and the like, which compilers put into writable sections and no program can name or write.
 _OF_COMPILER = re.compile(r"\$.*|__unnamed_\d+")
+
+_COMPILES_ALWAYS = "env.CUDA_FORCE_PTX_JIT"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,14 @@ class GlobalRange:
     symbol: ix.Symbol
 
 
+@dataclass(frozen=True)
+class WholeImage:
+    """Of the image that the program loaded: its bytes, and why all of it is archived, empty if not."""
+
+    bytes: int
+    kept_because: str
+
+
 @dataclass
 class RecordedModules:
     """Modules in the order of their numbers; ``opaque`` says of some why their globals cannot be listed."""
@@ -34,19 +44,21 @@ class RecordedModules:
     records: list[ModuleRecord] = field(default_factory=list)
     ranges: list[GlobalRange] = field(default_factory=list)
     opaque: dict[int, str] = field(default_factory=dict)
+    images: list[WholeImage] = field(default_factory=list)
 
 
 def record_modules(
     hook: _hook.Hook,
     numbers: Mapping[int, int],
-    users: Mapping[int, str],
+    users: Mapping[int, Sequence[str]],
     identity: Mapping[str, ix.IdentityField],
     *,
     allow_opaque: bool,
 ) -> RecordedModules:
     """Records the modules that ``numbers`` has (the hook's number to the recording's).
 
-    ``users`` names a function of each, for messages.  Raises ``OpaqueModule`` for a module with a global that could
+    ``users`` names the functions of each that are used.  Of an image the code for other devices is left out where a
+    load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a global that could
     have changed unseen, unless ``allow_opaque``.
     """
     apis = {int(m["id"]): int(m["api"]) for m in hook.modules()}
@@ -61,13 +73,15 @@ def record_modules(
         if reason:
             if not allow_opaque:
                 raise OpaqueModule(
-                    f"the globals of module {slot} ({len(image)} bytes, with the kernel {users[identifier]}) cannot "
+                    f"the globals of module {slot} ({len(image)} bytes, with the kernel {users[identifier][0]}) cannot "
                     f"all be seen, because {reason}: a value that only device code gave one of them would be lost, so "
                     "capture with --allow-opaque-modules if you know that no kernel of the module does so"
                 )
             out.opaque[slot] = reason
+        kept, because = _pruned(hook, identifier, image, users[identifier], names, identity)
+        out.images.append(WholeImage(len(image), because))
         out.records.append(
-            ModuleRecord(apis[identifier], image, [(name, hook.download(at, size)) for name, at, size in changed])
+            ModuleRecord(apis[identifier], kept, [(name, hook.download(at, size)) for name, at, size in changed])
         )
         out.ranges += [GlobalRange(at, size, ix.Symbol(slot, name)) for name, at, size in known]
     return out
@@ -78,6 +92,27 @@ def _listings(image: bytes, identity: Mapping[str, ix.IdentityField]) -> tuple[l
         return listings(image, capability(str(identity["compute_capability"].value))), ""
     except UnreadableImage as error:
         return [], str(error)
+
+
+def _pruned(
+    hook: _hook.Hook,
+    identifier: int,
+    image: bytes,
+    functions: Sequence[str],
+    names: Sequence[str],
+    identity: Mapping[str, ix.IdentityField],
+) -> tuple[bytes, str]:
+    """The image to archive and why it is the whole one, empty if it need not be."""
+    if _COMPILES_ALWAYS in identity:
+        return image, "CUDA_FORCE_PTX_JIT is set, so that the driver takes other code than it would"
+    try:
+        kept = pruned(image, capability(str(identity["compute_capability"].value)))
+    except UnreadableImage as error:
+        return image, str(error)
+    if kept == image:
+        return image, ""
+    difference = hook.image_difference(identifier, kept, functions, names)
+    return (image, f"without the code for other devices it {difference}") if difference else (kept, "")
 
 
 def _unseen(found: list[Listing], known: set[str], changed: set[str]) -> str:

@@ -36,6 +36,8 @@ class CaptureResult:
     controls: list[int]  # one for each rank class
     confirmed: list[Report]  # of ranks that inference did not see: what was compared with their captures
     rules: dict[str, int]  # words by rule, see rankpatch.verify.count_rules
+    image_bytes: int  # of the images of a rank's modules, as the program loads them; of one rank for each class
+    pruned_image_bytes: int  # of the same as a restore loads them
     launch_ms: list[float]  # of each launch of the engine
     total_ms: float
 
@@ -64,6 +66,7 @@ def capture(
         merges = [_capture_class(mesh, members, runs, spec.held_out or ()) for members in classes]
         for merged in merges:
             _warn_of_outside(merged.reference, progress)
+            _tell_whole_images(merged.reference, progress)
         _publish(output, merges, append)
     total = (time.monotonic() - started) * 1000
     rules = Counter[str]()
@@ -76,6 +79,8 @@ def capture(
         [m.control for m in merges],
         [report for m in merges for report in m.confirmed],
         dict(rules),
+        sum(whole for merged in merges for _, whole, _ in _images(merged.reference)),
+        sum(kept for merged in merges for kept, _, _ in _images(merged.reference)),
         runs.times,
         total,
     )
@@ -89,6 +94,19 @@ def _warn_of_outside(recording: Recording, progress: Progress) -> None:
             f"{outside[0][0]:#x}) that were made before them and in no arena.  A restore brings them back as they were "
             "captured, for the graphs alone: if the engine updates one, make it in an arena and bind it"
         )
+
+
+def _images(recording: Recording) -> list[tuple[int, int, str]]:
+    """Of each module: bytes of its archived image, bytes of the program's, why nothing was left out (or empty)."""
+    notes = recording.notes.get("images") or [[len(m.image), ""] for m in recording.modules]
+    return [(len(m.image), int(whole), why) for m, (whole, why) in zip(recording.modules, notes, strict=True)]
+
+
+def _tell_whole_images(recording: Recording, progress: Progress) -> None:
+    for number, (_, size, why) in enumerate(_images(recording)):
+        if why:
+            kernel = next(f.name for f in recording.functions if f.module == number)
+            progress(f"the image of module {number} ({size:,} bytes, with the kernel {kernel}) stays whole: {why}")
 
 
 def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:

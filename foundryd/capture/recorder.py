@@ -75,7 +75,7 @@ class Recorder:
         modules = Numbering()
         described = self._functions(functions, modules)
         self.module_ids = list(modules.numbers)
-        users = {m: next(f.name for f in described if f.module == slot) for m, slot in modules.numbers.items()}
+        users = {m: [f.name for f in described if f.module == slot] for m, slot in modules.numbers.items()}
         recorded = record_modules(
             hook, modules.numbers, users, self._identity, allow_opaque=self._settings.allow_opaque_modules
         )
@@ -107,6 +107,7 @@ class Recorder:
             notes={
                 "comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs),
                 "opaque_modules": sorted(recorded.opaque.items()),
+                "images": [[i.bytes, i.kept_because] for i in recorded.images],
             },
         )
 

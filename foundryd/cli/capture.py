@@ -68,6 +68,8 @@ def capture(
                 for r in result.confirmed
             ],
             "rules": result.rules,
+            "image_bytes": result.image_bytes,
+            "pruned_image_bytes": result.pruned_image_bytes,
             "archive_bytes": output.stat().st_size,
             "capture_ms": result.total_ms,
         }
@@ -75,7 +77,8 @@ def capture(
     else:
         print(
             f"{output}: {result.variant}, {output.stat().st_size:,} bytes, captured as ranks {result.captured} "
-            f"in {result.total_ms / 1000:.1f} s"
+            f"in {result.total_ms / 1000:.1f} s; {result.pruned_image_bytes:,} of {result.image_bytes:,} bytes of "
+            "images"
         )
 
 

@@ -79,6 +79,7 @@ def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
     """What each module's image holds; where ranks have images of their own, the first of them."""
     notes = reader.index.notes if reader.index.kind == "recording" else reader.index.notes.get(variant.name, {})
     opaque = dict(notes.get("opaque_modules", []))
+    whole = dict(enumerate(notes.get("images", [])))  # of the first rank class
     fact = reader.index.identity.get("compute_capability")
     out = []
     for number, module in enumerate(variant.modules):
@@ -89,6 +90,8 @@ def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
                 "digest": module.digests[0],
                 "images": len(module.digests),
                 "bytes": len(image),
+                "loaded_bytes": whole.get(number, [len(image)])[0],
+                "whole_because": whole.get(number, [0, ""])[1],
                 "targets": found.targets,
                 "compression": found.compression,
                 "globals": found.globals,
@@ -116,12 +119,13 @@ def _show(report: dict[str, Any]) -> None:
             *(str(variant[key]) for key in ("graphs", "templates", "functions", "images", "content_bytes")),
         )
     console.print(variants)
-    modules = Table("module", "bytes", "code for", "compressed", "globals", "changed", "opaque")
+    modules = Table("module", "bytes", "of", "code for", "compressed", "globals", "changed", "opaque")
     for variant in report["variants"]:
         for number, module in enumerate(variant["module_details"]):
             modules.add_row(
                 f"{escape(variant['name'])} {number}",
                 str(module["bytes"]),
+                str(module["loaded_bytes"]),
                 escape(", ".join(module["targets"])),
                 ", ".join("no" if c == "none" else c for c in module["compression"]),
                 "unknown" if module["globals"] is None else str(module["globals"]),

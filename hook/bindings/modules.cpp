@@ -30,14 +30,34 @@ py::tuple functions(const Hook &hook) {
   return py::make_tuple(table, copy_array<fdy_field>(fields), copy_array<fdy_setting>(settings), names);
 }
 
+std::vector<const char *> pointers(const std::vector<std::string> &names) {
+  std::vector<const char *> out;
+  out.reserve(names.size());
+  for (const std::string &name : names) out.push_back(name.c_str());
+  return out;
+}
+
+// The bytes of a contiguous buffer of Python.
+class View {
+ public:
+  explicit View(const py::object &object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
+  }
+  ~View() { PyBuffer_Release(&view_); }
+  View(const View &) = delete;
+  View &operator=(const View &) = delete;
+  const void *data() const { return view_.buf; }
+  uint64_t bytes() const { return static_cast<uint64_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
 template <class Entry>
 py::tuple globals_of(const Hook &hook, Entry entry, uint32_t module, const std::vector<std::string> &listed) {
-  std::vector<const char *> wanted;
-  wanted.reserve(listed.size());
-  for (const std::string &name : listed) wanted.push_back(name.c_str());
+  const std::vector<const char *> wanted = pointers(listed);
   Buffer globals(hook), strings(hook);
-  hook.call(entry, module, static_cast<const char *const *>(wanted.data()), static_cast<uint64_t>(wanted.size()),
-            globals.out(), strings.out());
+  hook.call(entry, module, wanted.data(), static_cast<uint64_t>(wanted.size()), globals.out(), strings.out());
   const auto table = copy_array<fdy_global>(globals);
   py::list names;
   for (py::ssize_t i = 0; i < table.size(); ++i) names.append(text_at(strings, table.data()[i].name));
@@ -45,15 +65,20 @@ py::tuple globals_of(const Hook &hook, Entry entry, uint32_t module, const std::
 }
 
 uint32_t load_module(const Hook &hook, uint32_t api, const py::object &image) {
-  Py_buffer view{};
-  if (PyObject_GetBuffer(image.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
-  struct Release {
-    Py_buffer &view;
-    ~Release() { PyBuffer_Release(&view); }
-  } release{view};
+  const View view(image);
   uint32_t module = FDY_NONE;
-  hook.call(hook->load_module, api, static_cast<const void *>(view.buf), static_cast<uint64_t>(view.len), &module);
+  hook.call(hook->load_module, api, view.data(), view.bytes(), &module);
   return module;
+}
+
+py::str image_difference(const Hook &hook, uint32_t module, const py::object &image,
+                         const std::vector<std::string> &functions, const std::vector<std::string> &globals) {
+  const View view(image);
+  const std::vector<const char *> used = pointers(functions), known = pointers(globals);
+  Buffer out(hook);
+  hook.call(hook->image_difference, module, view.data(), view.bytes(), used.data(), static_cast<uint64_t>(used.size()),
+            known.data(), static_cast<uint64_t>(known.size()), out.out());
+  return py::str(static_cast<const char *>(out.data()), out.bytes());
 }
 
 py::tuple global_address(const Hook &hook, uint32_t module, const std::string &name) {
@@ -92,6 +117,8 @@ void define_modules(HookClass &hook) {
             return globals_of(h, h->module_globals, module, names);
           },
           py::arg("module"), py::arg("names"))
+      .def("image_difference", &image_difference, py::arg("module"), py::arg("image"), py::arg("functions"),
+           py::arg("globals"))
       .def("load_module", &load_module, py::arg("api"), py::arg("image"))
       .def("global_address", &global_address, py::arg("module"), py::arg("name"))
       .def("load_function", &load_function, py::arg("module"), py::arg("name"), py::arg("settings") = py::none());

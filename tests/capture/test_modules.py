@@ -12,7 +12,7 @@ import pytest
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive.index import IdentityField, Symbol
-from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
+from foundryd.capture.modules import GlobalRange, RecordedModules, WholeImage, record_modules
 from foundryd.capture.recording import ModuleRecord
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import OpaqueModule
@@ -26,8 +26,10 @@ IDENTITY = {"compute_capability": IdentityField("9.0")}
 class Driver:
     """What the hook says of one module whose globals lie behind each other, 8 bytes each."""
 
-    def __init__(self, image: bytes, known: list[str], changed: list[str]) -> None:
+    def __init__(self, image: bytes, known: list[str], changed: list[str], difference: str = "") -> None:
         self._image, self._known, self._changed = image, known, changed
+        self._difference = difference
+        self.compared: list[tuple[bytes, list[str], list[str]]] = []
 
     def modules(self) -> Any:
         out = np.zeros(1, _hook.module_dtype)
@@ -49,6 +51,10 @@ class Driver:
         places = [i for i, n in enumerate(found) if n in self._changed]
         return rows[places], [found[i] for i in places]
 
+    def image_difference(self, module: int, image: bytes, functions: list[str], names: list[str]) -> str:
+        self.compared.append((image, functions, names))
+        return self._difference
+
     def download(self, address: int, size: int) -> Any:
         return np.arange(size, dtype=np.uint8)
 
@@ -59,8 +65,10 @@ def image(*names: str) -> bytes:
     ).build()
 
 
-def record(driver: Driver, allow: bool = False) -> RecordedModules:
-    return record_modules(driver, {3: 0}, {3: "kernel"}, IDENTITY, allow_opaque=allow)  # type: ignore[arg-type]
+def record(driver: Driver, allow: bool = False, **environment: str) -> RecordedModules:
+    identity = IDENTITY | {f"env.{name}": IdentityField(value) for name, value in environment.items()}
+    users = {3: ["kernel", "other"]}
+    return record_modules(driver, {3: 0}, users, identity, allow_opaque=allow)  # type: ignore[arg-type]
 
 
 def test_what_changed_is_recorded_and_everything_has_a_place() -> None:
@@ -96,6 +104,41 @@ def test_addresses_of_code_in_a_changed_global_are_not_archived() -> None:
     assert record(Driver(code, ["table"], [])).opaque == {}
     with pytest.raises(OpaqueModule, match="its global table holds addresses of code"):
         record(Driver(code, ["table"], ["table"]))
+
+
+PACKED = ib.container(ib.entry(image("old"), 80), ib.entry(image("a"), flags=ib.LZ4))
+
+
+def test_what_the_device_takes_is_recorded_once_the_driver_says_that_it_is_the_same() -> None:
+    driver = Driver(PACKED, ["a"], ["a"])
+    out = record(driver)
+    assert [m.image for m in out.records] == [image("a")]
+    assert out.images == [WholeImage(len(PACKED), "")]
+    assert driver.compared == [(image("a"), ["kernel", "other"], ["a"])]
+
+
+def test_an_image_that_the_driver_tells_from_what_is_left_of_it_stays_whole() -> None:
+    out = record(Driver(PACKED, ["a"], [], "has no function other"))
+    assert [m.image for m in out.records] == [PACKED]
+    assert out.images == [WholeImage(len(PACKED), "without the code for other devices it has no function other")]
+
+
+def test_an_image_whose_code_is_not_known_stays_whole_without_asking_the_driver() -> None:
+    for packed, options, cause in [
+        (ib.container(ib.entry(image("a")), ib.entry(image("a"))), {}, "2 pieces of code for sm_90"),
+        (PACKED, {"CUDA_FORCE_PTX_JIT": "1"}, "CUDA_FORCE_PTX_JIT"),
+    ]:
+        driver = Driver(packed, ["a"], [])
+        out = record(driver, **options)
+        assert [m.image for m in out.records] == [packed]
+        assert cause in out.images[0].kept_because
+        assert driver.compared == []
+
+
+def test_an_image_without_other_code_is_recorded_as_it_is() -> None:
+    driver = Driver(image("a"), ["a"], [])
+    out = record(driver)
+    assert (out.records[0].image, out.images, driver.compared) == (image("a"), [WholeImage(len(image("a")), "")], [])
 
 
 def test_an_address_in_a_global_becomes_a_relocation_wherever_the_global_begins() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import Bench, code, cu, ok, row
 
-LZ4 = 0x2000
+LZ4, SPECIFIC = 0x2000, 0x100000
 PTX_KIND, ELF_KIND = 1, 2
 NAMES = ("used", "unused", "init", "table", "_ZZ1kvE5inner", "$text", "visible", "elsewhere")
 
@@ -52,13 +52,13 @@ LOCAL = """
 """
 
 
-def entry(kind: int, architecture: int, code: bytes, compressed: bytes = b"") -> bytes:
+def entry(kind: int, architecture: int, code: bytes, compressed: bytes = b"", flags: int = 0) -> bytes:
     payload = compressed or code
     padded = payload + bytes(-len(payload) % 8)
     minor, major = (4, 6) if kind == PTX_KIND else (code[8], 1)
     return struct.pack(
         "<HHIQIIHHIIIQQQ", kind, 0x0101, 64, len(padded), len(compressed), 0, minor, major, architecture, 0, 0,
-        0x11 | (LZ4 if compressed else 0), 0, len(code) if compressed else 0,
+        0x11 | flags | (LZ4 if compressed else 0), 0, len(code) if compressed else 0,
     ) + padded  # fmt: skip
 
 
@@ -68,8 +68,17 @@ def container(*entries: bytes) -> bytes:
 
 
 def elf_of(x: Bench) -> bytes:
-    """The rows' own kernels: the software driver has them in a container with one entry, a GPU as a cubin."""
-    return x.image[80:] if x.image[:4] != b"\x7fELF" else x.image
+    """The rows' own kernels: the software driver has them in a container, a GPU as a cubin."""
+    if x.image[:4] == b"\x7fELF":
+        return x.image
+    at = 16
+    while True:
+        header, size, target = (
+            int.from_bytes(x.image[at + start : at + end], "little") for start, end in ((4, 8), (8, 16), (28, 32))
+        )
+        if target == architecture(x):
+            return x.image[at + header : at + header + size]
+        at += header + size
 
 
 def architecture(x: Bench) -> int:
@@ -126,3 +135,80 @@ def lz4(x: Bench) -> Any:
     """Code compressed with LZ4."""
     elf = elf_of(x)
     return taken(x, container(entry(ELF_KIND, architecture(x), elf, literals(elf))))
+
+
+KERNELS = ("add_value", "scale_value", "append_digit", "bump_counter", "no_parameters", "mixed_parameters",
+           "large_parameter", "take_time")  # fmt: skip
+GLOBALS = ("conformance_counter", "conformance_table")
+ATTRIBUTES = [a for a in cu.CUfunction_attribute if a.name != "CU_FUNC_ATTRIBUTE_MAX"]
+
+
+def traits(x: Bench, function: Any) -> list[Any]:
+    """What the driver says of a function: every attribute, and where its parameters lie."""
+    asked = [cu.cuFuncGetAttribute(a, function) for a in ATTRIBUTES]
+    out: list[Any] = [[code(r)] if code(r) != "SUCCESS" else [code(r), int(r[1])] for r in asked]
+    for place in range(16):
+        place_and_size = cu.cuFuncGetParamInfo(function, place)
+        if code(place_and_size) != "SUCCESS":
+            break
+        out.append([int(n) for n in place_and_size[1:]])
+    return out
+
+
+def loaded_as(x: Bench, image: bytes, library: bool) -> dict[str, Any]:
+    """What the driver says of every kernel and variable of an image."""
+    out: dict[str, Any] = {}
+    if library:
+        handle = ok(cu.cuLibraryLoadData(image, [], [], 0, [], [], 0))
+        kernels = {n: ok(cu.cuLibraryGetKernel(handle, n.encode())) for n in KERNELS}
+        functions = {n: ok(cu.cuKernelGetFunction(k)) for n, k in kernels.items()}
+        variables = {n: ok(cu.cuLibraryGetGlobal(handle, n.encode())) for n in GLOBALS}
+    else:
+        handle = ok(cu.cuModuleLoadData(image))
+        functions = {n: ok(cu.cuModuleGetFunction(handle, n.encode())) for n in KERNELS}
+        variables = {n: ok(cu.cuModuleGetGlobal(handle, n.encode())) for n in GLOBALS}
+    out |= {name: traits(x, function) for name, function in functions.items()}
+    out |= {name: [int(size), x.read(int(at), int(size) // 4)] for name, (at, size) in variables.items()}
+    x.write(x.words, [5] * 64)
+    stream = x.stream()
+    ok(x.add(stream, 3, functions["add_value"]))
+    ok(cu.cuStreamSynchronize(stream))
+    out["launched"] = x.read(x.words, 2)
+    ok((cu.cuLibraryUnload if library else cu.cuModuleUnload)(handle))
+    return out
+
+
+def others(x: Bench) -> list[bytes]:
+    """Entries that the driver does not take: PTX, and what looks like code for another architecture."""
+    return [entry(PTX_KIND, 75, ptx(75)), entry(ELF_KIND, 80 if architecture(x) >= 90 else 100, elf_of(x)[::-1])]
+
+
+@row("image.code_alone")
+def code_alone(x: Bench) -> Any:
+    """The code for the device taken out of its container, and what of it differs then, by either interface."""
+    elf = elf_of(x)
+    whole = container(*others(x), entry(ELF_KIND, architecture(x), elf))
+    packed = container(*others(x), entry(ELF_KIND, architecture(x), elf, literals(elf)))
+    out = {}
+    for library in (False, True):
+        alone, *containers = (loaded_as(x, image, library) for image in (elf, whole, packed))
+        differing = sorted({name for seen in containers for name in alone if seen[name] != alone[name]})
+        out["library" if library else "module"] = [alone["launched"], alone["conformance_table"][1][:3], differing]
+    return out
+
+
+@row("image.choice_kept")
+def choice_kept(x: Bench) -> Any:
+    """Of code for an architecture and for that one alone, whether other entries change which is taken."""
+    elf, first = elf_of(x), struct.pack("<16I", 1, 2, 3, *[0] * 13)
+    if elf.count(first) != 1:
+        return "the table is not in the code once"
+    marked = elf.replace(first, struct.pack("<16I", 4, 2, 3, *[0] * 13))
+    both = [entry(ELF_KIND, architecture(x), elf), entry(ELF_KIND, architecture(x), marked, flags=SPECIFIC)]
+    out = []
+    for library in (False, True):
+        for order in (both, both[::-1]):
+            images = container(*others(x), *order), container(*order)
+            seen = [loaded_as(x, image, library)["conformance_table"][1][0] for image in images]
+            out.append("one of them" if seen[0] in (1, 4) and seen[0] == seen[1] else seen)
+    return out

@@ -9,22 +9,40 @@ from typing import Any
 from foundryd import _native
 
 
-def test_an_image_is_one_container_with_one_entry() -> None:
+def test_an_image_is_one_container_with_code_for_several_architectures() -> None:
     data = _native.image("driver_tests").read_bytes()
     magic, version, header, size = struct.unpack_from("<IHHQ", data)
     assert (magic, version, header) == (0xBA55ED50, 1, 16)
     assert header + size == len(data)
-    kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, header)
-    assert (kind, entry_header, header + entry_header + payload) == (2, 64, len(data))
-    assert data[header + entry_header :][:4] == b"\x7fELF"
-    assert b".note.gnu.build-id" not in data
+    found, at = {}, header
+    while at < len(data):
+        kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, at)
+        assert (kind, entry_header) == (2, 64)
+        found[struct.unpack_from("<I", data, at + 28)[0]] = data[at + entry_header :][:payload]
+        at += entry_header + payload
+    assert at == len(data)
+    assert list(found) == [80, 90, 100]
+    assert found[90][:4] == b"\x7fELF"
+    assert found[80] == found[100] != found[90]
+    assert b".note.gnu.build-id" not in found[90]
+
+
+def own_entry(data: bytes) -> tuple[int, int]:
+    """Where the header of the entry for the software driver is, and where its code ends."""
+    at = 16
+    while True:
+        size = struct.unpack_from("<Q", data, at + 8)[0]
+        if struct.unpack_from("<I", data, at + 28)[0] == 90:
+            return at, at + 64 + size
+        at += 64 + size
 
 
 def test_every_way_of_loading_takes_it(program: Any) -> None:
     source = """
         start()
         path = _native.image("driver_tests"); data = path.read_bytes()
-        elf = ctypes.create_string_buffer(data[80:], len(data) - 80)
+        start, end = int(sys.argv[1]) + 64, int(sys.argv[2])
+        elf = ctypes.create_string_buffer(data[start:end], end - start)
         body = ctypes.create_string_buffer(data, len(data))
         wrapper = (ctypes.c_uint64 * 3)(1 << 32 | 0x466243b1, ctypes.addressof(body), 0)
         out = ctypes.c_void_p()
@@ -37,25 +55,28 @@ def test_every_way_of_loading_takes_it(program: Any) -> None:
             cuda.cuModuleLoadData(ctypes.byref(out), wrapper),
         ])
     """
-    assert program(source) == ["SUCCESS"] * 5 + [0, 0, 0]
+    places = own_entry(_native.image("driver_tests").read_bytes())
+    assert program(source, *map(str, places)) == ["SUCCESS"] * 5 + [0, 0, 0]
 
 
 def test_damaged_images_are_refused(program: Any) -> None:
     source = """
         start()
         data = bytearray(_native.image("driver_tests").read_bytes())
+        own = int(sys.argv[1])
         def load(at, value, count=1):
             broken = bytearray(data)
             broken[at:at + count] = value.to_bytes(count, "little")
             return code(cu.cuModuleLoadData(bytes(broken)))
         answer({
-            "magic": load(0, 0), "version": load(4, 9), "short": load(8, 20, 8), "kind": load(16, 1),
-            "architecture": load(16 + 28, 80), "zstd": load(16 + 41, 0x80), "lz4": load(16 + 41, 0x20),
-            "entry_short": load(24, 8, 8),
-            "not_elf": load(80, 0), "machine": load(80 + 18, 3), "sections": load(80 + 40, 1 << 40, 8),
+            "magic": load(0, 0), "version": load(4, 9), "short": load(8, 20, 8), "kind": load(own, 1),
+            "architecture": load(own + 28, 80), "zstd": load(own + 41, 0x80), "lz4": load(own + 41, 0x20),
+            "entry_short": load(own + 8, 8, 8),
+            "not_elf": load(own + 64, 0), "machine": load(own + 64 + 18, 3),
+            "sections": load(own + 64 + 40, 1 << 40, 8),
         })
     """
-    assert program(source) == {
+    assert program(source, str(own_entry(_native.image("driver_tests").read_bytes())[0])) == {
         "magic": "INVALID_IMAGE",
         "version": "INVALID_IMAGE",
         "short": "INVALID_IMAGE",

@@ -13,8 +13,10 @@ import pytest
 
 from foundryd import _native
 from foundryd._native import _rankpatch
+from foundryd.archive.format import image_section
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import violations
+from foundryd.capture.images import entries
 from foundryd.cli.environment import restore_environment
 
 # One rank whose kernels change globals of their module and put the address of one into another, before its graph is
@@ -67,9 +69,11 @@ IB = load_builder()
 
 def pack(kind: str) -> bytes:
     """The image of the hook's tests in a container."""
-    elf = _native.image("hooktest").read_bytes()[80:]
+    elf = next(e.payload for e in entries(_native.image("hooktest").read_bytes()) if e.architecture == 90)
     if kind == "lz4":
         return IB.container(IB.entry(b"for another", 80), IB.entry(elf, flags=IB.LZ4))
+    if kind == "choice":
+        return IB.container(IB.entry(b"for another", 80), IB.entry(elf), IB.entry(elf, flags=IB.SPECIFIC | IB.LZ4))
     # Which of two for one architecture is taken, the driver decides, so both have to be known.
     return IB.container(IB.entry(elf), IB.entry(b"unknown code", flags=IB.SPECIFIC))
 
@@ -108,10 +112,20 @@ def test_what_device_code_wrote_to_globals_of_a_compressed_image_is_restored(eng
         relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         assert relocations[["offset", "addend"]].tolist() == [(8, 4)]
     (module,) = foundryd("inspect", archive, "--json").json["variants"][0]["module_details"]
-    assert (module["targets"], module["compression"]) == (["sm_80", "sm_90"], ["lz4", "none"])
+    assert (module["targets"], module["compression"]) == (["any"], ["none"])  # the host library alone
+    assert (module["loaded_bytes"], module["whole_because"]) == (len(pack("lz4")), "")
     assert (module["globals"], module["changed_globals"], module["opaque"]) == (4, ["aimed", "table"], "")
-    shown = foundryd("inspect", archive)
-    assert "sm_80, sm_90" in shown.out
+
+
+def test_a_choice_between_two_codes_is_left_to_the_driver(engine, foundryd):
+    done, archive, restore = engine("choice")
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [VALUE], "fallback": "None"}
+    with ArchiveReader.open(archive) as reader:
+        (module,) = reader.index.variants[0].modules
+        kept = bytes(reader.section(image_section(module.digests[0])))
+    assert [(e.target, e.compression) for e in entries(kept)] == [("sm_90", ""), ("sm_90a", "lz4")]
+    assert len(kept) < len(pack("choice"))
 
 
 def test_a_module_whose_globals_cannot_be_listed_is_refused_unless_asked_for(e2e, engine, foundryd):

@@ -59,13 +59,13 @@ def test_an_elf_file_is_measured_by_its_headers(hooked: Any, image: bytes) -> No
     found = hooked.graphs(
         """
         start()
-        elf = image()[16 + 64:]
-        module = Module(data=elf + bytes(100))
+        code = elf()
+        module = Module(data=code + bytes(100))
         write = malloc(64)
         write_words(write, [3])
         launch(module.function("mad"), stream(), u64(write, 2, 1))
         image_bytes = int(hook.modules()[0]["image_bytes"])
-        answer([image_bytes, len(elf), hook.module_image(0) == elf[:image_bytes], words(write, 1)])
+        answer([image_bytes, len(code), hook.module_image(0) == code[:image_bytes], words(write, 1)])
         """,
     )
     size, padded, same, value = found
@@ -250,7 +250,7 @@ def test_a_damaged_image_is_refused_before_the_driver_sees_it(hooked: Any, image
         """
         start()
         good = image()
-        bad = [b"", b"\\0", good[:8], good[:-1], good + b"x", b"ELF" + good[3:], good[16 + 64:][:200],
+        bad = [b"", b"\\0", good[:8], good[:-1], good + b"x", b"ELF" + good[3:], elf()[:200],
                good[:8] + struct.pack("<Q", 2**64 - 1) + good[16:], b"// text without an end",
                struct.pack("<IHHQ", 0xBA55ED50, 1, 0xffff, 0)]
         before = hook.report().engine["module_loads"]

@@ -1,11 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is inside a module image: which code the driver takes from it, and the names of that code's variables.
+"""What is inside a module image: which code the driver takes from it, the names of that code's variables,
+and the image that has no other code.
 
 Everything here works on bytes, without a driver.  What cannot be read raises ``UnreadableImage``.
 """
 
 from foundryd.capture.images.container import Entry, capability, chosen, entries
+from foundryd.capture.images.prune import pruned
 from foundryd.capture.images.survey import Listing, Summary, listings, summary
 from foundryd.capture.images.variables import Variable
 
-__all__ = ["Entry", "Listing", "Summary", "Variable", "capability", "chosen", "entries", "listings", "summary"]
+__all__ = [
+    "Entry",
+    "Listing",
+    "Summary",
+    "Variable",
+    "capability",
+    "chosen",
+    "entries",
+    "listings",
+    "pruned",
+    "summary",
+]

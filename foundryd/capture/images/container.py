@@ -30,6 +30,10 @@ _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
 _KINDS = {1: PTX, 2: ELF}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _SPECIFIC, _FAMILY = 0x100000, 0x200000  # sm_90a, sm_100f
+# On compiled code for sm_100 and later, whose options are then a table; the payload is what `nvcc -cubin` makes.
+_TABLE = 0x1000000
+_USUAL = 0x1 | 0x2 | 0x10 | _LZ4 | _ZSTD | _SPECIFIC | _FAMILY | _TABLE  # the first are 64 bits, debug, Linux
+_VERSION = 0x0101
 _LARGEST = 1 << 30  # of one entry's code
 _PIECE = 1 << 22
 
@@ -40,7 +44,8 @@ class Entry:
 
     ``kind`` is ``elf``, ``ptx`` or what an unknown kind's number is; ``architecture`` is 90 for sm_90, 0 if it is not
     said; ``suffix`` is ``a`` for code of exactly one architecture, ``f`` for that of a family; ``compression`` is
-    ``""``, ``lz4`` or ``zstd``.  ``alone``: it is the whole image, so the driver has no choice.
+    ``""``, ``lz4`` or ``zstd``.  ``alone``: it is the whole image, so the driver has no choice.  ``raw`` is all of it
+    as the container has it; ``unusual`` says what in its header is not known, empty if nothing.
     """
 
     kind: str
@@ -50,6 +55,8 @@ class Entry:
     payload: bytes
     size: int  # of the code, not compressed
     alone: bool = False
+    raw: bytes = b""
+    unusual: str = ""
 
     @property
     def target(self) -> str:
@@ -87,7 +94,7 @@ def capability(text: str) -> Capability:
 def entries(image: bytes) -> list[Entry]:
     """Every piece of an image; raises ``UnreadableImage`` if it is none."""
     if image[:4] == b"\x7fELF":
-        return [Entry(ELF, _elf_architecture(image), "", "", image, len(image), alone=True)]
+        return [Entry(ELF, architecture_of(image), "", "", image, len(image), alone=True)]
     if len(image) < 4 or int.from_bytes(image[:4], "little") != _MAGIC:
         target = re.search(rb"\.target\s+sm_(\d{2,3})([af]?)\b", image)
         number, suffix = (int(target[1]), target[2].decode()) if target else (0, "")
@@ -102,6 +109,16 @@ def entries(image: bytes) -> list[Entry]:
         entry, at = _entry(image, at)
         found.append(entry)
     return found
+
+
+def header_bytes(image: bytes) -> int:
+    """Bytes of the header of a container that ``entries`` took."""
+    return int(_HEADER.unpack_from(image)[2])
+
+
+def container(found: Sequence[Entry]) -> bytes:
+    """A container of entries of others, as they were there."""
+    return _HEADER.pack(_MAGIC, 1, _HEADER.size, sum(len(e.raw) for e in found)) + b"".join(e.raw for e in found)
 
 
 def chosen(found: Sequence[Entry], device: Capability) -> list[Entry]:
@@ -124,7 +141,9 @@ def chosen(found: Sequence[Entry], device: Capability) -> list[Entry]:
 def _entry(image: bytes, at: int) -> tuple[Entry, int]:
     if len(image) - at < _ENTRY.size:
         raise UnreadableImage(f"its container ends within the header of an entry at {at}")
-    kind, _, header, size, compressed, *_, architecture, _, _, flags, _, full = _ENTRY.unpack_from(image, at)
+    kind, version, header, size, compressed, options, _, _, architecture, _, _, flags, reserved, full = (
+        _ENTRY.unpack_from(image, at)
+    )
     if header < _ENTRY.size or header > len(image) - at or size > len(image) - at - header:
         raise UnreadableImage(f"its container has {len(image)} bytes, and an entry at {at} is {header} + {size} long")
     payload = image[at + header : at + header + size]
@@ -135,13 +154,32 @@ def _entry(image: bytes, at: int) -> tuple[Entry, int]:
             "in a way that is not known"
         )
     suffix = "a" if flags & _SPECIFIC else "f" if flags & _FAMILY else ""
-    name = _KINDS.get(kind, f"kind {kind}")
-    entry = (
-        Entry(name, architecture, suffix, compression, payload[:compressed], full)
-        if compression
-        else Entry(name, architecture, suffix, "", payload, size)
+    code, full = (payload[:compressed], full) if compression else (payload, size)
+    entry = Entry(
+        _KINDS.get(kind, f"kind {kind}"),
+        architecture,
+        suffix,
+        compression,
+        code,
+        full,
+        raw=image[at : at + header + size],
+        unusual=_unusual(kind, version, options, flags, reserved),
     )
     return entry, at + header + size
+
+
+def _unusual(kind: int, version: int, options: int, flags: int, reserved: int) -> str:
+    if kind not in _KINDS:
+        return f"of kind {kind}"
+    if version != _VERSION:
+        return f"of version {version:#x}"
+    if flags & ~_USUAL:
+        return f"with flags {flags:#x}"
+    if reserved:
+        return f"with {reserved:#x} in a field without a meaning"
+    if _KINDS[kind] == ELF and options and not flags & _TABLE:
+        return "with options, though it is compiled"
+    return ""
 
 
 def _inflate(data: bytes, size: int) -> bytes:
@@ -158,8 +196,8 @@ def _inflate(data: bytes, size: int) -> bytes:
     return bytes(out)
 
 
-def _elf_architecture(elf: bytes) -> int:
-    """Architecture of a cubin; 0 if the file is something else."""
+def architecture_of(elf: bytes) -> int:
+    """Architecture that a cubin says it is for; 0 if the file is something else."""
     if len(elf) < 64 or int.from_bytes(elf[18:20], "little") != 190:
         return 0
     flags = int.from_bytes(elf[48:52], "little")

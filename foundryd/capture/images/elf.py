@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of an ELF image: a cubin, or a host library of the software driver.
+"""An ELF image: a cubin, or a host library of the software driver; its variables and where it ends.
 
 Every offset and count is checked against the file before it is used.
 """
@@ -16,7 +16,11 @@ from foundryd.errors import UnreadableImage
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_CUDA = 190  # e_machine
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_CUDA, _HOST = 190, 62  # e_machine
+_WHOLE = {_CUDA: 2, _HOST: 3}  # e_type of what is loaded without being linked first
+_NULL, _NOBITS = 0, 8  # sh_type
+_PADDING = 8  # of entries of a container
 _SYMTAB, _DYNSYM, _RELOCATIONS = 2, 11, {4: 24, 9: 16}  # sh_type; entry size
 _WRITE, _ALLOC = 1, 2  # sh_flags
 _OBJECT, _SECTION_SYMBOL, _REFERENCES = 1, 3, {10: "texture", 11: "sampler", 12: "surface"}  # st_info
@@ -56,7 +60,9 @@ class _File:
         head = _HEADER.unpack(self._bytes(0, _HEADER.size, "header"))
         if head[0][:6] != b"\x7fELF\x02\x01":
             raise UnreadableImage("it is not a 64-bit little-endian ELF file")
-        self.machine, self._table, entry_size, count, names = head[2], head[6], head[11], head[12], head[13]
+        self.type, self.machine, self._table = head[1], head[2], head[6]
+        entry_size, count, names = head[11], head[12], head[13]
+        self._segments: tuple[int, int, int] = head[5], head[9], head[10]  # offset, bytes of each, number
         if self._table and entry_size != _SECTION.size:
             raise UnreadableImage(f"its section headers are {entry_size} bytes each, not {_SECTION.size}")
         # Where the numbers do not fit, the first section has them.
@@ -69,6 +75,19 @@ class _File:
         if self.sections and names >= count:
             raise UnreadableImage(f"the names of its sections are in section {names}, and there are {count}")
         self.names = [self._text(self.sections[names], s.name_at) for s in self.sections]
+
+    def end(self) -> int:
+        """The first byte that is behind everything that the file has."""
+        spans: list[tuple[int, int]] = [(0, _HEADER.size), (self._table, len(self.sections) * _SECTION.size)]
+        spans += [(s.offset, s.size) for s in self.sections if s.type not in (_NULL, _NOBITS)]
+        offset, size, count = self._segments
+        if count and size != _SEGMENT.size:
+            raise UnreadableImage(f"its program headers are {size} bytes each, not {_SEGMENT.size}")
+        table = self._bytes(offset, count * _SEGMENT.size, "program headers")
+        spans += [(offset, len(table)), *((row[2], row[5]) for row in _SEGMENT.iter_unpack(table))]
+        for start, length in spans:
+            self._bytes(start, length, "parts")
+        return max(start + length for start, length in spans)
 
     def symbols(self, kind: int) -> Iterator[tuple[_Section, list[_Symbol]]]:
         """The tables of symbols of a type."""
@@ -123,6 +142,20 @@ class _File:
             return self._data[strings.offset + at : end].decode()
         except UnicodeDecodeError:
             raise UnreadableImage(f"the name at {at} is not text") from None
+
+
+def loadable(data: bytes) -> bytes:
+    """The file without the padding behind it; raises ``UnreadableImage`` if the driver would have to link it."""
+    file = _File(data)
+    if _WHOLE.get(file.machine) != file.type:
+        raise UnreadableImage(
+            f"its code is an ELF file of type {file.type} for machine {file.machine}, which is not known to be loaded "
+            "without being linked"
+        )
+    end = file.end()
+    if len(data) - end >= _PADDING or any(data[end:]):
+        raise UnreadableImage(f"its code has {len(data)} bytes, of which {len(data) - end} are behind the ELF file")
+    return data[:end]
 
 
 def variables(data: bytes) -> list[Variable]:

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define FDY_HOOK_ABI 2
+#define FDY_HOOK_ABI 3
 
 typedef enum fdy_status {
   FDY_OK = 0,
@@ -127,6 +127,11 @@ typedef struct fdy_hook {
                          fdy_buffer *strings);
   int (*module_globals)(uint32_t module, const char *const *names, uint64_t name_count, fdy_buffer *globals,
                         fdy_buffer *strings);
+  // How loading `image` differs from loading the module's own image: in these functions (attributes, parameters) or
+  // globals (size, content), or in that the driver refuses it.  Text without a NUL, empty if nothing differs.
+  int (*image_difference)(uint32_t module, const void *image, uint64_t bytes, const char *const *functions,
+                          uint64_t function_count, const char *const *globals, uint64_t global_count,
+                          fdy_buffer *difference);
   int (*load_module)(uint32_t api, const void *image, uint64_t bytes, uint32_t *module);
   int (*global_address)(uint32_t module, const char *name, uint64_t *address, uint64_t *bytes);
   // Resolves a function, applies its settings and loads it in full (cuFuncLoad).  The handle is for fdy_build.

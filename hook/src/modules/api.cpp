@@ -5,6 +5,7 @@
 #include <string>
 
 #include "interpose/concepts.h"
+#include "modules/compare.h"
 #include "modules/functions.h"
 #include "modules/globals.h"
 #include "modules/load.h"
@@ -74,6 +75,15 @@ int api_module_globals(uint32_t module, const char *const *names, uint64_t count
   });
 }
 
+int api_image_difference(uint32_t module, const void *image, uint64_t bytes, const char *const *functions,
+                         uint64_t function_count, const char *const *globals, uint64_t global_count, fdy_buffer *out) {
+  return guard_api([&] {
+    require(image && out, "the image or the buffer");
+    fill_buffer(out, image_difference(module, {static_cast<const std::byte *>(image), bytes},
+                                      listed(functions, function_count), listed(globals, global_count)));
+  });
+}
+
 int api_load_module(uint32_t api, const void *image, uint64_t bytes, uint32_t *module) {
   return guard_api([&] {
     require(image && module, "the image or the result");
@@ -106,6 +116,7 @@ void fill(fdy_hook &table) {
   table.functions = api_functions;
   table.changed_globals = api_changed_globals;
   table.module_globals = api_module_globals;
+  table.image_difference = api_image_difference;
   table.load_module = api_load_module;
   table.global_address = api_global_address;
   table.load_function = api_load_function;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "graphs/capture_mode.h"
-#include "modules/load.h"
+#include "modules/fresh_load.h"
 #include "modules/strings.h"
 #include "support/captures.h"
 #include "support/driver.h"
@@ -14,37 +14,6 @@
 
 namespace foundryd::modules {
 namespace {
-
-std::optional<Global> resolve(fdy_module_api api, void *handle, const std::string &name) {
-  Global out{name, 0, 0};
-  const CUresult code =
-      api == FDY_LIBRARY_LOAD_DATA
-          ? FDY_CU_RESULT(cuLibraryGetGlobal, &out.address, &out.bytes, static_cast<CUlibrary>(handle), name.c_str())
-          : FDY_CU_RESULT(cuModuleGetGlobal_v2, &out.address, &out.bytes, static_cast<CUmodule>(handle), name.c_str());
-  if (code == CUDA_ERROR_NOT_FOUND) return std::nullopt;
-  driver::check(code, api == FDY_LIBRARY_LOAD_DATA ? "cuLibraryGetGlobal" : "cuModuleGetGlobal_v2");
-  return out;
-}
-
-std::vector<std::byte> read(const Global &global) {
-  std::vector<std::byte> out(global.bytes);
-  if (global.bytes != 0) FDY_CU(cuMemcpyDtoH_v2, out.data(), global.address, global.bytes);
-  return out;
-}
-
-// The same image once more, to see what its globals start as.
-class FreshLoad {
- public:
-  explicit FreshLoad(const Instance &instance) : api_(instance.api), handle_(load_image(api_, instance.image->bytes)) {}
-  ~FreshLoad() { unload_image(api_, handle_); }
-  FreshLoad(const FreshLoad &) = delete;
-  FreshLoad &operator=(const FreshLoad &) = delete;
-  std::optional<Global> global(const std::string &name) const { return resolve(api_, handle_, name); }
-
- private:
-  fdy_module_api api_;
-  void *handle_;
-};
 
 std::vector<Global> only_changed(const Instance &instance, const std::vector<Global> &globals) {
   if (globals.empty()) return {};
@@ -59,7 +28,7 @@ std::vector<Global> only_changed(const Instance &instance, const std::vector<Glo
                 "capture first",
                 instance.id);
   FDY_CU(cuCtxSynchronize);
-  const FreshLoad fresh(instance);
+  const FreshLoad fresh(instance.api, instance.image->bytes);
   std::vector<Global> out;
   for (const Global &global : globals) {
     const std::optional<Global> start = fresh.global(global.name);
@@ -68,16 +37,33 @@ std::vector<Global> only_changed(const Instance &instance, const std::vector<Glo
                   "global %s of module %u is not in a fresh load of the same image with the same "
                   "%zu bytes: the image cannot be archived",
                   global.name.c_str(), instance.id, global.bytes);
-    if (read(global) != read(*start)) out.push_back(global);
+    if (bytes_of(global) != bytes_of(*start)) out.push_back(global);
   }
   return out;
 }
 
 }  // namespace
 
+std::optional<Global> resolve_global(fdy_module_api api, void *handle, const std::string &name) {
+  Global out{name, 0, 0};
+  const CUresult code =
+      api == FDY_LIBRARY_LOAD_DATA
+          ? FDY_CU_RESULT(cuLibraryGetGlobal, &out.address, &out.bytes, static_cast<CUlibrary>(handle), name.c_str())
+          : FDY_CU_RESULT(cuModuleGetGlobal_v2, &out.address, &out.bytes, static_cast<CUmodule>(handle), name.c_str());
+  if (code == CUDA_ERROR_NOT_FOUND) return std::nullopt;
+  driver::check(code, api == FDY_LIBRARY_LOAD_DATA ? "cuLibraryGetGlobal" : "cuModuleGetGlobal_v2");
+  return out;
+}
+
+std::vector<std::byte> bytes_of(const Global &global) {
+  std::vector<std::byte> out(global.bytes);
+  if (global.bytes != 0) FDY_CU(cuMemcpyDtoH_v2, out.data(), global.address, global.bytes);
+  return out;
+}
+
 Global find_global(const Instance &instance, const char *name) {
   if (!instance.live) throw Error(FDY_ERROR_STATE, "module %u was unloaded: it has no globals any more", instance.id);
-  std::optional<Global> found = resolve(instance.api, instance.handle, name);
+  std::optional<Global> found = resolve_global(instance.api, instance.handle, name);
   if (!found)
     throw Error(FDY_ERROR_NOT_FOUND, "module %u has no global named %.200s: the image is not the recorded one",
                 instance.id, name);
@@ -92,7 +78,7 @@ void fill_globals(uint32_t module, std::set<std::string> names, bool changed_onl
   names.insert(instance.asked_globals.begin(), instance.asked_globals.end());
   std::vector<Global> found;
   for (const std::string &name : names)
-    if (const auto global = resolve(instance.api, instance.handle, name)) found.push_back(*global);
+    if (const auto global = resolve_global(instance.api, instance.handle, name)) found.push_back(*global);
   if (changed_only) found = only_changed(instance, found);
   std::vector<fdy_global> rows;
   Strings text;

@@ -4,9 +4,12 @@
 #ifndef FOUNDRYD_HOOK_MODULES_GLOBALS_H
 #define FOUNDRYD_HOOK_MODULES_GLOBALS_H
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "foundryd/hook.h"
 #include "modules/registry.h"
@@ -18,6 +21,11 @@ struct Global {
   CUdeviceptr address;
   size_t bytes;
 };
+
+// Nothing if the module or library at `handle` has no such global.
+std::optional<Global> resolve_global(fdy_module_api api, void *handle, const std::string &name);
+
+std::vector<std::byte> bytes_of(const Global &global);
 
 // Throws Error NOT_FOUND if the module has no such global.
 Global find_global(const Instance &instance, const char *name);

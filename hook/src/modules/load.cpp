@@ -57,6 +57,21 @@ void unload_image(fdy_module_api api, void *handle) noexcept {
   }
 }
 
+Resolved resolve_function(fdy_module_api api, void *handle, const char *name) {
+  Resolved out;
+  if (api == FDY_LIBRARY_LOAD_DATA) {
+    const CUresult code = FDY_CU_RESULT(cuLibraryGetKernel, &out.kernel, static_cast<CUlibrary>(handle), name);
+    if (code == CUDA_ERROR_NOT_FOUND) return {};
+    driver::check(code, "cuLibraryGetKernel");
+    FDY_CU(cuKernelGetFunction, &out.function, out.kernel);
+    return out;
+  }
+  const CUresult code = FDY_CU_RESULT(cuModuleGetFunction, &out.function, static_cast<CUmodule>(handle), name);
+  if (code == CUDA_ERROR_NOT_FOUND) return {};
+  driver::check(code, "cuModuleGetFunction");
+  return out;
+}
+
 uint32_t load_module(uint32_t api, std::span<const std::byte> image) {
   if (api != FDY_MODULE_LOAD_DATA && api != FDY_LIBRARY_LOAD_DATA)
     throw Error(FDY_ERROR_INVALID, "%u is not a way to load a module: use 0 (module) or 1 (library)", api);
@@ -82,32 +97,21 @@ CUfunction load_function(uint32_t module, const char *name, std::span<const fdy_
   if (!instance.live)
     throw Error(FDY_ERROR_STATE, "module %u was unloaded: function %.200s cannot be loaded", module, name);
   const graphs::RelaxedCapture relaxed;
-  CUfunction function = nullptr;
-  CUresult code;
-  const char *call = "cuModuleGetFunction";
-  if (instance.api == FDY_LIBRARY_LOAD_DATA) {
-    CUkernel kernel = nullptr;
-    call = "cuLibraryGetKernel";
-    code = FDY_CU_RESULT(cuLibraryGetKernel, &kernel, static_cast<CUlibrary>(instance.handle), name);
-    if (code == CUDA_SUCCESS) {
-      FDY_CU(cuKernelGetFunction, &function, kernel);
-      Registry::get().note_kernel(static_cast<CUlibrary>(instance.handle), kernel);
-      Registry::get().note_function(kernel, function);
-    }
-  } else {
-    code = FDY_CU_RESULT(cuModuleGetFunction, &function, static_cast<CUmodule>(instance.handle), name);
-  }
-  if (code == CUDA_ERROR_NOT_FOUND)
+  const Resolved found = resolve_function(instance.api, instance.handle, name);
+  if (found.function == nullptr)
     throw Error(FDY_ERROR_NOT_FOUND, "module %u has no function named %.300s: the image is not the recorded one",
                 module, name);
-  driver::check(code, call);
+  if (found.kernel != nullptr) {
+    Registry::get().note_kernel(static_cast<CUlibrary>(instance.handle), found.kernel);
+    Registry::get().note_function(found.kernel, found.function);
+  }
   for (const fdy_setting &setting : settings) {
-    apply(function, name, setting);
+    apply(found.function, name, setting);
     Registry::get().note_setting({module, name}, setting.attribute, setting.value);
   }
   // A lazy load could synchronise against a collective that spins for us.
-  if (FDY_CU_HAS(cuFuncLoad)) FDY_CU(cuFuncLoad, function);
-  return function;
+  if (FDY_CU_HAS(cuFuncLoad)) FDY_CU(cuFuncLoad, found.function);
+  return found.function;
 }
 
 }  // namespace foundryd::modules

@@ -17,6 +17,13 @@ namespace foundryd::modules {
 void *load_image(fdy_module_api api, std::span<const std::byte> image);
 void unload_image(fdy_module_api api, void *handle) noexcept;
 
+struct Resolved {
+  CUfunction function = nullptr;  // nullptr if the module has none of that name
+  CUkernel kernel = nullptr;      // of a library
+};
+
+Resolved resolve_function(fdy_module_api api, void *handle, const char *name);
+
 // Loads an image from outside, which must be exactly one container, and notes it; its instance id.
 uint32_t load_module(uint32_t api, std::span<const std::byte> image);
 

@@ -15,12 +15,18 @@ from soft import ok
 
 from foundryd import _native
 from foundryd._native import _hook
+from foundryd.capture.images import entries
 
 THREAD_LOCAL = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 def image(name: str = "hooktest") -> bytes:
     return _native.image(name).read_bytes()
+
+
+def elf(name: str = "hooktest") -> bytes:
+    """The code of an image for the software driver, with the padding of its entry."""
+    return next(e.payload for e in entries(image(name)) if e.architecture == 90)
 
 
 class Module:
