@@ -110,7 +110,7 @@ class BuiltGraph:
         """Takes the executable of ``other`` and changes it into this graph's; False if the driver refuses the change.
 
         The executable may be in flight: an update reaches later launches only (the driver's manual, cuGraphExecUpdate;
-        row ``exec.update_in_flight`` of the conformance tests).
+        row ``flight.updated`` of the conformance tests).
         """
         if other._flags != self._flags:
             return False

@@ -47,7 +47,7 @@ def relaxed_capture() -> Iterator[None]:
 
     The driver's manual (cuThreadExchangeStreamCaptureMode): as long as some thread captures in global mode, what may
     allocate or synchronise is prohibited to every thread whose own mode is not relaxed; the call fails, and the capture
-    is lost.  Instantiating a graph is such a call (row ``capture.executables_elsewhere`` of the conformance tests).
+    is lost.  Instantiating a graph is such a call (row ``flight.elsewhere`` of the conformance tests).
     """
     before = call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:

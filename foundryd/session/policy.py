@@ -24,8 +24,9 @@ class RestorePolicy:
     first : keys that are ready when the restore returns; None: the first that was captured; ``"all"``: every key.
     then : keys that the background builds before the others; these follow in the order of the capture.
     background : whether a thread builds what is not ready; without it a graph is built when it is first replayed.
-    executables : how many graphs may have an executable at a time; None: all.  One that needs an executable when there
-        are so many takes that of the graph whose last replay is longest ago.
+    executables : how many graphs may have an executable at a time; None: all.  A graph that needs one when there are so
+        many takes that of another, the one of its template whose last replay is longest ago, and changes it; where the
+        driver refuses the change, or the template has none, an executable is destroyed for it.
     """
 
     first: Sequence[Any] | Literal["all"] | None = None

@@ -45,6 +45,7 @@ class Driver:
         self.calls: list[str] = []
         self.slow = 0.0  # seconds that an instantiation takes
         self.failing: set[int] = set()  # of the instantiations from here on, by number from 0
+        self.refuses = False  # to change an executable into another graph's
         self._lock = threading.Lock()
         building.call = self  # type: ignore[assignment]
 
@@ -54,6 +55,9 @@ class Driver:
             number = self.calls.count("cuGraphInstantiate") - 1
             if name == "cuGraphExecDestroy":
                 self.living.discard(int(arguments[0]))
+        if name == "cuGraphExecUpdate" and self.refuses:
+            # A graph that no executable of another can become.
+            arguments = (arguments[0], self.call("cuGraphCreate", 0))
         if name == "cuGraphInstantiate":
             if number in self.failing:
                 # The driver refuses flags that do not exist.
@@ -133,6 +137,7 @@ def builders() -> list[str]:
 
 def serves(rank: Rank) -> dict[str, Any]:
     """Every batch size in the order of ORDER."""
+    rank.driver.refuses = "REFUSES" in os.environ
     rank.restore()
     ready = rank.ready()
     made = rank.driver.count("cuGraphInstantiate")
@@ -146,6 +151,7 @@ def serves(rank: Rank) -> dict[str, Any]:
         "background_ms": rank.session.background_ms,
         "phases": rank.session.phases,
         "updates": rank.driver.count("cuGraphExecUpdate"),
+        "made_later": rank.driver.count("cuGraphInstantiate"),
         "counters": counters(),
     }
 

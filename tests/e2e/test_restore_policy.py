@@ -71,6 +71,17 @@ def test_every_key_is_right_whatever_the_policy_and_the_order(run, several, poli
     assert found["counters"]["engine"]["launches"] == 0
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_an_executable_that_cannot_be_changed_is_replaced(run, several, limit):
+    order = [1, 2, 1, 3, 8, 3]
+    (rank,) = run(several, "serves", {"executables": limit, "background": False}, order=[*order, *SIZES], REFUSES="1")
+    found = rank.result
+    assert found["updates"] > 0
+    assert found["made_later"] == found["made"] + found["updates"] + limit - 1
+    assert found["most"] == limit
+    assert len(found["ready_later"]) == limit
+
+
 @pytest.mark.parametrize("policy", [{}, {"background": False}, {"executables": 1}])
 def test_graphs_with_collectives_are_built_without_the_other_rank(run, pair, policy):
     ranks = run(pair, "serves", policy, order=[1, 3, 1])
