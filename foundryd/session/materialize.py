@@ -100,7 +100,7 @@ class Materializer:
         self._module_ids: list[int] = []
         self._bindings: Bindings | None = None
         self._small = SmallGraphs(hook)
-        self._templates: list[TemplateReader] = []
+        self._templates: dict[int, TemplateReader] = {}
         self.executables: Executables | None = None
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
@@ -153,7 +153,6 @@ class Materializer:
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates the members that the policy wants first; every member can be replayed then."""
         assert self.executables is not None, "arrange comes first"
-        self._templates = [TemplateReader(self._reader, t) for t in self._variant.templates]
         self.executables.build_first()
         return self.executables.graphs
 
@@ -166,6 +165,8 @@ class Materializer:
     def _build(self, member: Member) -> BuiltGraph:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
         assert self._bindings is not None, "bind_functions comes first"
+        if member.template not in self._templates:
+            self._templates[member.template] = TemplateReader(self._reader, self._variant.templates[member.template])
         template = self._templates[member.template]
         block = template.block(template.template.members.index(member.place))
         self._plan.apply(member.place, block)

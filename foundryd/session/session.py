@@ -267,10 +267,10 @@ class Session:
     def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None, policy: RestorePolicy) -> None:
         fault("restore")
         with self._phase("layout"):
+            materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
+            materializer.arrange(policy, extra=attach_field(self.attach_id))
             check_layout(self._hook)
             self._hook.map_held()
-        materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
-        materializer.arrange(policy, extra=attach_field(self.attach_id))
         with self._phase("modules"):
             materializer.load_modules()
         with self._phase("functions"):

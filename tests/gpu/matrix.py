@@ -47,6 +47,7 @@ def _decode(name: str, variant: str, *arguments: str, sample: str = "", **enviro
 
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+FEW = {"FOUNDRYD_EXECUTABLES": "2"}  # fewer than batch sizes, so that executables are changed all the time
 OF_64 = "0,1,2,31,63"
 MOE = ("--model", "moe")
 CASES = (
@@ -56,12 +57,15 @@ CASES = (
     _decode("dense-triton", "tp=1", "--norm", "triton"),
     _decode("dense-sampled", "tp=1", "--rng"),
     _decode("dense-expandable", "tp=1", **EXPANDABLE),
+    _decode("dense-few-executables", "tp=1", **FEW),
+    _decode("dense-on-demand", "tp=1", FOUNDRYD_RESTORE_BACKGROUND="0"),
     _decode("moe", "tp=1", *MOE),
     _decode("dense-tp2", "tp=2"),
     _decode("dense-tp2-gather", "tp=2", "--head", "gather"),
     _decode("dense-tp2-compiled", "tp=2", "--compile"),
     _decode("dense-tp2-compiled-runtime", "tp=2", "--compile", "--embedding", "runtime"),
     _decode("dense-tp2-sampled", "tp=2", "--rng", "--norm", "triton"),
+    _decode("dense-tp2-few-executables", "tp=2", **FEW),
     _decode("dense-dp2", "dp=2"),
     _decode("moe-ep2-all-gather", "ep=2", *MOE),
     _decode("moe-ep2-all-to-all", "ep=2", *MOE, "--dispatch", "all-to-all"),
