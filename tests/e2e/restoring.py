@@ -267,6 +267,22 @@ def fails_in_the_background(rank: Rank) -> dict[str, Any]:
     }
 
 
+def prepares(rank: Rank) -> dict[str, Any]:
+    """The loop of an engine: the background begins with finish()."""
+    finish, before = rank.graphs.finish, {}
+
+    def look_first(**options: Any) -> None:
+        before.update(builders=builders(), ready=rank.ready())
+        finish(**options)
+
+    rank.graphs.finish = look_first  # type: ignore[method-assign]
+    rank.engine.prepare()
+    rank.graphs.wait(20)
+    after = {"ready": rank.ready(), "background_ms": rank.session.background_ms}
+    rank.serve(*rank.config.batch_sizes)
+    return {"before": before, "after": after}
+
+
 def fails_first(rank: Rank) -> dict[str, Any]:
     """The graph that is to be ready first cannot be instantiated, so the engine captures natively."""
     rank.driver.failing = {0}
@@ -360,7 +376,7 @@ def captures_while_it_builds(rank: Rank) -> dict[str, Any]:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        serves, at_random, from_threads, fails_in_the_background, fails_first, closes_early, ends_without_closing,
+        serves, prepares, at_random, from_threads, fails_in_the_background, fails_first, closes_early, ends_without_closing,
         asks_while_it_builds, captures_while_it_builds,
     )
 }  # fmt: skip

@@ -89,6 +89,13 @@ def test_graphs_with_collectives_are_built_without_the_other_rank(run, pair, pol
         assert rank.result["counters"]["communication"]["captures"] > 0
 
 
+def test_the_background_begins_when_the_engine_has_asked_for_every_graph(run, several):
+    (rank,) = run(several, "prepares")
+    assert rank.result["before"] == {"builders": [], "ready": [8]}
+    assert sorted(rank.result["after"]["ready"]) == list(SIZES)
+    assert rank.result["after"]["background_ms"] > 0
+
+
 def test_the_environment_s_policy_is_used_where_there_is_none(e2e, worlds, several):
     first = json.dumps(keys(5))
     env = several.env(FOUNDRYD_RESTORE_FIRST=first, FOUNDRYD_RESTORE_BACKGROUND="0", FOUNDRYD_EXECUTABLES="3")
