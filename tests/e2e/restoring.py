@@ -376,8 +376,8 @@ def captures_while_it_builds(rank: Rank) -> dict[str, Any]:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        serves, prepares, at_random, from_threads, fails_in_the_background, fails_first, closes_early, ends_without_closing,
-        asks_while_it_builds, captures_while_it_builds,
+        serves, prepares, at_random, from_threads, fails_in_the_background, fails_first, closes_early,
+        ends_without_closing, asks_while_it_builds, captures_while_it_builds,
     )
 }  # fmt: skip
 
