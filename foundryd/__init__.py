@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from foundryd.session.arena import arena
     from foundryd.session.arrays import DeviceArray
     from foundryd.session.graphset import GraphSet
+    from foundryd.session.policy import RestorePolicy
     from foundryd.session.session import Session, attach
 
-__all__ = ["DeviceArray", "FoundrydError", "GraphSet", "Session", "__version__", "arena", "attach"]
+__all__ = ["DeviceArray", "FoundrydError", "GraphSet", "RestorePolicy", "Session", "__version__", "arena", "attach"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _LAZY = {
     "attach": "foundryd.session.session",
     "DeviceArray": "foundryd.session.arrays",
     "GraphSet": "foundryd.session.graphset",
+    "RestorePolicy": "foundryd.session.policy",
     "Session": "foundryd.session.session",
 }
 

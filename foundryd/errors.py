@@ -251,9 +251,10 @@ class DeadlineExceeded(RestoreError):
 
 
 class DriverCallFailed(RestoreError):
-    """A CUDA driver or NCCL call failed."""
+    """A CUDA driver or NCCL call failed.  ``code`` is the call's result, 0 where it is not known."""
 
     reason = "driver_call"
+    code = 0
 
 
 class GenerationFenced(RestoreError):

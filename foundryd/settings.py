@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from foundryd.errors import UsageError
 
@@ -73,6 +74,10 @@ class Settings:
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
     log_format : ``FOUNDRYD_LOG_FORMAT``: ``json`` or ``text``; unset, the daemon writes JSON and ranks text.
     http : ``FOUNDRYD_HTTP``: loopback port of health and metrics, 0 for a free one; ``off`` (default): none.
+    restore_first : ``FOUNDRYD_RESTORE_FIRST``: a JSON list of the keys that are ready when a restore returns, or
+        ``all``; unset: the first that was captured.  Of this and the next two ``RestorePolicy`` is made by default.
+    restore_background : ``FOUNDRYD_RESTORE_BACKGROUND``: 0 builds graphs when they are first replayed only.
+    executables : ``FOUNDRYD_EXECUTABLES``: how many graphs may have an executable at a time; 0 (default): all.
     """
 
     mode: Mode = Mode.OFF
@@ -95,6 +100,9 @@ class Settings:
     world_size: int = 1
     log_format: str = ""
     http: int | None = None
+    restore_first: tuple[Any, ...] | Literal["all"] | None = None
+    restore_background: bool = True
+    executables: int = 0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -131,6 +139,9 @@ class Settings:
             world_size=_integer(env, "WORLD_SIZE", 1),
             log_format=log_format,
             http=parse_http(env.get("FOUNDRYD_HTTP") or "off", "FOUNDRYD_HTTP"),
+            restore_first=_first(env),
+            restore_background=_integer(env, "FOUNDRYD_RESTORE_BACKGROUND", 1) != 0,
+            executables=_integer(env, "FOUNDRYD_EXECUTABLES", 0),
         )
 
 
@@ -163,6 +174,21 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     if value < 0:
         raise UsageError(f"{name} is {text!r}, not a number from 0: correct it")
     return value
+
+
+def _first(env: Mapping[str, str]) -> tuple[Any, ...] | Literal["all"] | None:
+    text = env.get("FOUNDRYD_RESTORE_FIRST", "")
+    if not text:
+        return None
+    if text == "all":
+        return "all"
+    try:
+        keys = json.loads(text)
+    except ValueError:
+        keys = None
+    if not isinstance(keys, list):
+        raise UsageError(f"FOUNDRYD_RESTORE_FIRST is {text!r}, not 'all' or a JSON list of keys: correct it")
+    return tuple(keys)
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

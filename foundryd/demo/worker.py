@@ -108,6 +108,7 @@ def _restore(graphs: GraphSet) -> dict[str, Any] | None:
         return None
     return {
         "phases": dict(session.phases),
+        "background_ms": session.background_ms,
         "patched_words": len(session.plan.writes),
         "archive_memory": session.archive_memory,
     }

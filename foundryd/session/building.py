@@ -11,6 +11,7 @@ from cuda.bindings import driver
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
+from foundryd.errors import DriverCallFailed
 from foundryd.session.driver import call
 
 
@@ -66,7 +67,10 @@ class SmallGraphs:
 
 
 class BuiltGraph:
-    """A graph that the hook built, and its executable."""
+    """A graph that the hook built, and its executable while it has one.
+
+    The graph stays for as long as this does, so that an executable that was given away costs no second building.
+    """
 
     def __init__(
         self,
@@ -78,27 +82,60 @@ class BuiltGraph:
         functions: np.ndarray,
         comm_graphs: list[int],
         instantiate_flags: int = 0,
+        *,
+        instantiate: bool = True,
     ) -> None:
         self._hook = hook
-        self._graph: int | None = None
+        self._flags = instantiate_flags
         self._executable: Any = None
         arrays = _hook.GraphArrays(nodes=nodes, edges=edges, attributes=attributes, params=params, children=[])
-        self._graph = hook.build_graph(arrays, functions, comm_graphs)
+        self._graph: int | None = hook.build_graph(arrays, functions, comm_graphs)
+        if instantiate:
+            try:
+                self.instantiate()
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def executable(self) -> bool:
+        """Whether it can be launched."""
+        return self._executable is not None
+
+    def instantiate(self) -> None:
+        """Makes an executable of its own."""
+        self._executable = call("cuGraphInstantiate", driver.CUgraph(self._graph), self._flags)
+
+    def take_over(self, other: BuiltGraph) -> bool:
+        """Takes the executable of ``other`` and changes it into this graph's; False if the driver refuses the change.
+
+        The executable may be in flight: an update reaches later launches only (the driver's manual, cuGraphExecUpdate;
+        row ``flight.updated`` of the conformance tests).
+        """
+        if other._flags != self._flags:
+            return False
         try:
-            self._executable = call("cuGraphInstantiate", driver.CUgraph(self._graph), instantiate_flags)
-        except BaseException:
-            self.close()
-            raise
+            call("cuGraphExecUpdate", other._executable, driver.CUgraph(self._graph))
+        except DriverCallFailed as error:
+            if error.code != driver.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE:
+                raise
+            return False
+        self._executable, other._executable = other._executable, None
+        return True
 
     def launch(self, stream: int) -> None:
         """Launches on ``stream``; does not wait."""
         call("cuGraphLaunch", self._executable, driver.CUstream(stream))
 
-    def close(self) -> None:
-        """Destroys executable and graph."""
+    def drop_executable(self) -> None:
+        """Destroys the executable; one that is in flight ends first, as the manual says of cuGraphExecDestroy."""
         if self._executable is not None:
             call("cuGraphExecDestroy", self._executable)
             self._executable = None
+
+    def close(self) -> None:
+        """Destroys executable and graph."""
+        self.drop_executable()
         if self._graph is not None:
             self._hook.destroy_graph(self._graph)
             self._graph = None

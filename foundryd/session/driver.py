@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -19,12 +21,39 @@ def call(name: str, *arguments: Any) -> Any:
     """
     code, *values = getattr(driver, name)(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverCallFailed(
+        error = DriverCallFailed(
             f"{name} failed with {driver.CUresult(code).name}: see the driver's manual for this call"
         )
+        error.code = int(code)
+        raise error
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+@contextmanager
+def made_current(context: Any) -> Iterator[None]:
+    """The thread's context inside is ``context``; afterwards it is the one before."""
+    call("cuCtxPushCurrent", context)
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Calls inside disturb no capture, whichever thread captures.
+
+    The driver's manual (cuThreadExchangeStreamCaptureMode): as long as some thread captures in global mode, what may
+    allocate or synchronise is prohibited to every thread whose own mode is not relaxed; the call fails, and the capture
+    is lost.  Instantiating a graph is such a call (row ``flight.elsewhere`` of the conformance tests).
+    """
+    before = call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,7 @@ from foundryd.errors import CaptureError, FoundrydError, HookMissing, UsageError
 from foundryd.logs import attach_field
 from foundryd.session.identity import machine_identity
 from foundryd.session.native import CapturedGraph, ReplayableGraph, capture_native
+from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
@@ -36,11 +37,19 @@ class GraphSet:
     fallback : why an engine that should have restored captures natively instead, or None.
     """
 
-    def __init__(self, config: Settings, *, store: Store | None = None, providers: Sequence[Provider] = ()) -> None:
+    def __init__(
+        self,
+        config: Settings,
+        *,
+        store: Store | None = None,
+        providers: Sequence[Provider] = (),
+        policy: RestorePolicy | None = None,
+    ) -> None:
         self.mode = config.mode
         self.fallback: FoundrydError | None = None
         self._settings = config
         self._store = store
+        self._policy = policy
         self._connect: Callable[[], None] | None = None
         self._providers = tuple(providers)
         self._session: Session | None = None
@@ -59,12 +68,13 @@ class GraphSet:
                 self._fall_back(error)
 
     @classmethod
-    def from_env(cls, *, store: Store | None = None) -> GraphSet:
+    def from_env(cls, *, store: Store | None = None, policy: RestorePolicy | None = None) -> GraphSet:
         """The graphs of this process; call before the first CUDA context.
 
-        ``store`` is how ranks reach one another; a world of one rank needs none.
+        ``store`` is how ranks reach one another; a world of one rank needs none.  ``policy`` says which graphs are
+        ready once they are restored; the environment's is used if there is none.
         """
-        return cls(settings(), store=store)
+        return cls(settings(), store=store, policy=policy)
 
     @property
     def restored(self) -> bool:
@@ -101,12 +111,12 @@ class GraphSet:
         return native, native.outputs
 
     def _prepare(self) -> None:
-        """Restores everything at the first call, if there is something to restore from."""
+        """Restores at the first call, if there is something to restore from."""
         if self._session is None or self._session.restored:
             return
         try:
             self._check_engine(self._session.engine)
-            self._session.restore(self._store, connect=self._connect)
+            self._session.restore(self._store, connect=self._connect, policy=self._policy, start=False)
         except FoundrydError as error:
             self._give_session_up(error)
 
@@ -130,7 +140,7 @@ class GraphSet:
         return {}
 
     def finish(self, vary: Callable[[int], None] | None = None) -> None:
-        """Ends the loop: writes the recording when capturing.
+        """Ends the loop: writes the recording when capturing; when restoring, starts to build in the background.
 
         ``vary(seed)`` puts the engine's inputs and KV cache into another valid state, with the same content for the
         same seed, as if it had served requests: more than one cached position, other tokens.  It allocates nothing, and
@@ -141,6 +151,13 @@ class GraphSet:
         self._finished = True
         if self._recorder is not None:
             self._write_recording(vary)
+        elif self._session is not None:
+            self._session.start_background()
+
+    def wait(self, deadline: float = 120.0) -> None:
+        """When restoring, waits until the background has built what the policy wants; see ``Session.wait``."""
+        if self._session is not None:
+            self._session.wait(deadline)
 
     def close(self) -> None:
         """Destroys the graphs and gives the lease back; call before communicators are destroyed."""

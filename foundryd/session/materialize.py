@@ -17,23 +17,8 @@ from foundryd.rankpatch.plan import Plan
 from foundryd.session.arena import ARENAS
 from foundryd.session.arrays import decode_outputs, freeze_key
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
-
-
-class RestoredGraph:
-    """A graph from the archive, ready to launch."""
-
-    def __init__(self, key: Any, built: BuiltGraph, outputs: Any) -> None:
-        self.key = key
-        self.outputs = outputs
-        self._built = built
-
-    def replay(self, stream: int) -> None:
-        """Launches the graph on ``stream`` (a driver handle); does not wait."""
-        self._built.launch(stream)
-
-    def close(self) -> None:
-        """Destroys the executable."""
-        self._built.close()
+from foundryd.session.executables import Executables, Member, RestoredGraph
+from foundryd.session.policy import RestorePolicy
 
 
 def check_layout(hook: _hook.Hook) -> None:
@@ -115,7 +100,8 @@ class Materializer:
         self._module_ids: list[int] = []
         self._bindings: Bindings | None = None
         self._small = SmallGraphs(hook)
-        self._graphs: list[RestoredGraph] = []
+        self._templates: dict[int, TemplateReader] = {}
+        self.executables: Executables | None = None
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
@@ -155,34 +141,48 @@ class Materializer:
         """Issues every distinct group of collectives once, under capture; all ranks do so in the same order."""
         self._small.issue(self.comm_ops)
 
+    def arrange(self, policy: RestorePolicy, *, extra: dict[str, str]) -> None:
+        """Takes in the policy; raises ``NotInArchiveError`` or ``UsageError`` if it does not fit the archive."""
+        members = [
+            Member(place, freeze_key(m.key), m.template, decode_outputs(m.outputs))
+            for place, m in enumerate(self._variant.members)
+        ]
+        who = f"rank {self._plan.rank}"
+        self.executables = Executables(self._build, members, policy, who=who, extra=extra)
+
     def build_graphs(self) -> dict[Any, RestoredGraph]:
-        """Builds and instantiates every member."""
-        assert self._bindings is not None, "bind_functions comes first"
-        templates = [TemplateReader(self._reader, t) for t in self._variant.templates]
-        for place, member in enumerate(self._variant.members):
-            template = templates[member.template]
-            block = template.block(template.template.members.index(place))
-            self._plan.apply(place, block)
-            self._bindings.relocate(block, _slice(self._relocations, place))
-            split = template.first.nodes.nbytes
-            built = BuiltGraph(
-                self._hook,
-                block[:split].view(_hook.node_dtype),
-                template.first.edges,
-                template.first.attributes,
-                block[split:],
-                self._bindings.functions,
-                self._small.handles,
-                member.instantiate_flags,
-            )
-            self._graphs.append(RestoredGraph(freeze_key(member.key), built, decode_outputs(member.outputs)))
-        return {g.key: g for g in self._graphs}
+        """Builds and instantiates the members that the policy wants first; every member can be replayed then."""
+        assert self.executables is not None, "arrange comes first"
+        self.executables.build_first()
+        return self.executables.graphs
 
     def close(self) -> None:
         """Executables, graphs, small graphs, in this order; modules stay, for work may still be in flight."""
-        while self._graphs:
-            self._graphs.pop().close()
+        if self.executables is not None:
+            self.executables.close()
         self._small.close()
+
+    def _build(self, member: Member) -> BuiltGraph:
+        """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
+        assert self._bindings is not None, "bind_functions comes first"
+        if member.template not in self._templates:
+            self._templates[member.template] = TemplateReader(self._reader, self._variant.templates[member.template])
+        template = self._templates[member.template]
+        block = template.block(template.template.members.index(member.place))
+        self._plan.apply(member.place, block)
+        self._bindings.relocate(block, _slice(self._relocations, member.place))
+        split = template.first.nodes.nbytes
+        return BuiltGraph(
+            self._hook,
+            block[:split].view(_hook.node_dtype),
+            template.first.edges,
+            template.first.attributes,
+            block[split:],
+            self._bindings.functions,
+            self._small.handles,
+            self._variant.members[member.place].instantiate_flags,
+            instantiate=False,
+        )
 
     def _block(self, number: int) -> np.ndarray:
         """The bytes of a block for this rank."""

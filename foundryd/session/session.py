@@ -24,8 +24,10 @@ from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
 from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 from foundryd.session.arrays import freeze_key
+from foundryd.session.executables import Executables, RestoredGraph
 from foundryd.session.identity import machine_identity
-from foundryd.session.materialize import Materializer, RestoredGraph, check_communicators, check_layout
+from foundryd.session.materialize import Materializer, check_communicators, check_layout
+from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import is_file, new_attach_id, of_fallback, of_restore, over_lease
 from foundryd.session.store import Store
 from foundryd.settings import Settings, settings
@@ -105,7 +107,7 @@ class Session:
     Attributes
     ----------
     restored : whether ``restore`` succeeded.
-    phases : milliseconds of each phase so far, in order.
+    phases : milliseconds of each phase so far, in order; ``graphs`` are those that the policy wants first.
     plan : what this rank does differently from the reference rank.
     attach_id : what the daemon's log and this process's call this attach.
     """
@@ -151,18 +153,27 @@ class Session:
         self.close()
 
     def restore(
-        self, store: Store | None = None, *, deadline: float = 120.0, connect: Callable[[], None] | None = None
+        self,
+        store: Store | None = None,
+        *,
+        deadline: float = 120.0,
+        connect: Callable[[], None] | None = None,
+        policy: RestorePolicy | None = None,
+        start: bool = True,
     ) -> None:
-        """Rebuilds every graph of the archive for this rank.
+        """Makes every graph of the archive one that this rank can replay.
 
-        The engine must have made its weights, KV cache, buffers and communicators.  ``store`` joins the ranks;
-        ``deadline`` is in seconds for each thing that another rank owes.  ``connect`` is called once all memory of the
-        capture is mapped: it exchanges the IPC handles that the engine exchanged after capturing.  Raises
-        ``RestoreError`` and its kinds; the process can then still capture natively.
+        The engine must have made its weights, KV cache, buffers and communicators, in the context that is current.
+        ``store`` joins the ranks; ``deadline`` is in seconds for each thing that another rank owes.  ``connect`` is
+        called once all memory of the capture is mapped: it exchanges the IPC handles that the engine exchanged after
+        capturing.  ``policy`` says which graphs have an executable when this returns (default: as the environment
+        says); the others get one in the background, which starts now or, without ``start``, with ``start_background``,
+        or when they are replayed.  Raises ``RestoreError`` and its kinds; the process can then still capture natively.
         """
         agreement = self._agreement(store, deadline)
+        policy = RestorePolicy.from_settings(self._config) if policy is None else policy
         try:
-            self._restore(agreement, connect)
+            self._restore(agreement, connect, policy)
         except FoundrydError as error:
             cause = error if agreement is None else agreement.blame(_PHASES, error)
             if store is not None and self.plan.world > 1:
@@ -175,6 +186,26 @@ class Session:
         self.restored = True
         log.info("restored in %.0f ms", sum(self.phases.values()), extra=attach_field(self.attach_id))
         over_lease(self._attachment, of_restore(self._config, self.attach_id, self.phases))
+        if start:
+            self.start_background()
+
+    def start_background(self) -> None:
+        """Lets a thread build the graphs that are not ready, if the policy says so; once, after ``restore``."""
+        if (executables := self._executables) is not None and self.restored:
+            executables.start()
+
+    def wait(self, deadline: float = 120.0) -> None:
+        """Waits until the background has built what the policy wants; ``deadline`` is in seconds.
+
+        Raises ``DeadlineExceeded``, or the ``RestoreError`` of the first graph that could not be built.
+        """
+        if (executables := self._executables) is not None:
+            executables.wait(deadline)
+
+    @property
+    def background_ms(self) -> float | None:
+        """Milliseconds that the background took; None while it works, and where there was none."""
+        return None if self._executables is None else self._executables.background_ms
 
     def report_fallback(self, error: FoundrydError) -> None:
         """Tells the daemon that this rank captures natively, for its metrics; must precede ``close``."""
@@ -212,7 +243,10 @@ class Session:
         raise LeaseLost("the archive is not mapped any more: attach again")
 
     def close(self) -> None:
-        """Destroys the restored graphs and ends the lease."""
+        """Destroys the restored graphs and ends the lease.
+
+        Raises ``DeadlineExceeded``, and keeps both, if the driver does not come back from building a graph.
+        """
         self._teardown()
         self._reader.close()
         self._attachment.close()
@@ -226,12 +260,17 @@ class Session:
             )
         return _agreement(store, self._config, deadline)
 
-    def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None) -> None:
+    @property
+    def _executables(self) -> Executables | None:
+        return None if self._materializer is None else self._materializer.executables
+
+    def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None, policy: RestorePolicy) -> None:
         fault("restore")
         with self._phase("layout"):
+            materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
+            materializer.arrange(policy, extra=attach_field(self.attach_id))
             check_layout(self._hook)
             self._hook.map_held()
-        materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)
         with self._phase("modules"):
             materializer.load_modules()
         with self._phase("functions"):

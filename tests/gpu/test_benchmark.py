@@ -30,8 +30,10 @@ def restored_report(**more):
         "asked": 2,
         "restored": True,
         "fallback": None,
+        "restore_ms": 28.0,
         "ready_ms": 30.0,
         "first_replay_ms": 31.0,
+        "all_ready_ms": 90.0,
         "phases": {"layout": 1.0, "graphs": 9.0},
         "memory": {"device_used": 10**9},
     } | more
@@ -54,6 +56,7 @@ def test_a_whole_report_has_every_figure_of_the_slowest_rank(benchmark):
     assert summary["graphs"] == "2"
     assert (summary["warm-up"], summary["native ready"], summary["floor"]) == (22.0, 71.0, 3.0)
     assert (summary["restored ready"], summary["archive MB"], summary["native GB"]) == (31.0, 4.0, 2.0)
+    assert (summary["restore"], summary["to first replay"], summary["all executables"]) == (28.0, 31.0, 90.0)
     assert phases == {"case": "bench phases", "layout": 1.0, "graphs": 9.0}
     assert replay["restored / native"] == "1.0000 (0.9000 to 1.1000)"
 

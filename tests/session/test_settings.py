@@ -35,6 +35,9 @@ def test_every_variable_is_read():
             "FOUNDRYD_MAX_CLIENTS": "7",
             "FOUNDRYD_MAX_ARCHIVES": "8",
             "FOUNDRYD_MAX_BYTES": "9",
+            "FOUNDRYD_RESTORE_FIRST": '[["decode", 8], "prefill"]',
+            "FOUNDRYD_RESTORE_BACKGROUND": "0",
+            "FOUNDRYD_EXECUTABLES": "10",
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
@@ -61,6 +64,9 @@ def test_every_variable_is_read():
         8,
         "json",
         9090,
+        (["decode", 8], "prefill"),
+        False,
+        10,
     )
 
 
@@ -75,6 +81,10 @@ def test_every_variable_is_read():
         {"FOUNDRYD_LOG_FORMAT": "xml"},
         {"FOUNDRYD_HTTP": "65536"},
         {"FOUNDRYD_HTTP": "yes"},
+        {"FOUNDRYD_RESTORE_FIRST": "decode"},
+        {"FOUNDRYD_RESTORE_FIRST": '{"decode": 8}'},
+        {"FOUNDRYD_RESTORE_BACKGROUND": "no"},
+        {"FOUNDRYD_EXECUTABLES": "-2"},
     ],
 )
 def test_an_impossible_value_is_named(env):

@@ -19,5 +19,6 @@
 """
 
 from foundryd.engines.torch.graphset import GraphSet
+from foundryd.session.policy import RestorePolicy
 
-__all__ = ["GraphSet"]
+__all__ = ["GraphSet", "RestorePolicy"]

@@ -13,7 +13,7 @@ from foundryd.engines.torch import outputs
 from foundryd.engines.torch.rng import Prologue, Registered
 from foundryd.session.arena import arena
 from foundryd.session.driver import call
-from foundryd.session.materialize import RestoredGraph
+from foundryd.session.executables import RestoredGraph
 
 
 class TorchCapture:

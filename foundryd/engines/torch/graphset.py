@@ -20,6 +20,7 @@ from foundryd.engines.torch.store import default_store
 from foundryd.engines.torch.world import LoneWorld
 from foundryd.errors import CaptureError, RestoreError, UsageError
 from foundryd.session import graphset
+from foundryd.session.policy import RestorePolicy
 from foundryd.session.session import give_up
 from foundryd.session.store import Store
 from foundryd.settings import Mode, Settings, settings
@@ -35,13 +36,13 @@ class GraphSet(graphset.GraphSet):
     device : this rank's device, made current.
     """
 
-    def __init__(self, config: Settings, *, store: Store | None = None) -> None:
+    def __init__(self, config: Settings, *, store: Store | None = None, policy: RestorePolicy | None = None) -> None:
         backend = torch.cuda.get_allocator_backend()
         if config.mode is Mode.CAPTURE and backend != "native":
             raise CaptureError(_allocator_refused(backend))
         if config.mode is not Mode.OFF and torch.cuda.is_initialized():
             raise UsageError("CUDA is initialised already: make the GraphSet before anything touches the GPU")
-        super().__init__(config, store=store, providers=[TorchFacts()])
+        super().__init__(config, store=store, providers=[TorchFacts()], policy=policy)
         if self._session is not None and backend != "native":
             self._give_session_up(RestoreError(_allocator_refused(backend)))
         self._world = LoneWorld(config.rank, config.world_size) if self.mode is Mode.CAPTURE else None
@@ -59,12 +60,13 @@ class GraphSet(graphset.GraphSet):
         self._earlier: list[tuple[int, int]] = []  # blocks of no arena that were there before the first graph
 
     @classmethod
-    def from_env(cls, *, store: Store | None = None) -> GraphSet:
+    def from_env(cls, *, store: Store | None = None, policy: RestorePolicy | None = None) -> GraphSet:
         """The graphs of this process, as ``FOUNDRYD_MODE`` and its companions say.
 
-        ``store`` is how ranks reach one another; the default process group's is used if there is none.
+        ``store`` is how ranks reach one another; the default process group's is used if there is none.  ``policy`` says
+        which graphs are ready once they are restored; the environment's is used if there is none.
         """
-        return cls(settings(), store=store)
+        return cls(settings(), store=store, policy=policy)
 
     def arena(self, name: str) -> AbstractContextManager[None]:
         """Tensors made inside lie in the arena ``weights``, ``kv`` or ``io``: what graphs read and the engine fills.

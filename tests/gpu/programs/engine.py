@@ -233,14 +233,23 @@ class Engine:
         return out
 
     def prepare(self) -> None:
-        """Captures or restores the graph of every batch size, the largest first."""
-        generators = () if self.generator is None else (self.generator,)
+        """Captures or restores the graph of every batch size, the largest first.
+
+        Restored, every graph can be replayed then, and those that have no executable yet get one in the background.
+        """
+        first, *others = sorted(self.batch_sizes, reverse=True)
         with self.timings.phase("graphs"):
-            for batch in sorted(self.batch_sizes, reverse=True):
-                self.replayable[batch] = self.graphs.capture_or_restore(
-                    ("decode", batch), partial(self.step, batch), generators=generators
-                )
+            with self.timings.phase("first_graph"):  # restored, the whole of restore()
+                self._get(first)
+            for batch in others:
+                self._get(batch)
             self.graphs.finish(vary=self.vary)
+
+    def _get(self, batch: int) -> None:
+        generators = () if self.generator is None else (self.generator,)
+        self.replayable[batch] = self.graphs.capture_or_restore(
+            ("decode", batch), partial(self.step, batch), generators=generators
+        )
 
     def replay(self, batch: int) -> dict[str, Tensor]:
         """Launches the graph of ``batch``; its outputs, which the next replay overwrites."""
@@ -266,6 +275,7 @@ class Engine:
             "counters": counters(),
             "timings": dict(self.timings),
             "phases": dict(session.phases) if session is not None else {},
+            "background_ms": session.background_ms if session is not None else None,
             "memory": {
                 "device_used": total - free,
                 "allocated": torch.cuda.memory_allocated(self.device),
