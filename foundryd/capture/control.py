@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,8 +52,8 @@ def prove(
 ) -> dict[str, Any]:
     """What the control run proves.
 
-    ``proven_dead`` [[address, bytes]], ``proven_noise`` and ``proven_strays`` [[block, offset, width]], ``varied``:
-    whether the proofs were made from more than one state.
+    ``proven_dead`` [[address, bytes]], ``proven_noise`` and ``proven_strays`` rows of ``noise_dtype`` as bytes,
+    ``varied``: whether the proofs were made from more than one state.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -106,6 +105,11 @@ def _comparable(one: Recording, other: Recording) -> bool:
     return [len(g.block) for g in one.graphs] == [len(g.block) for g in other.graphs]
 
 
+def _positions(words: np.ndarray) -> np.ndarray:
+    """A number for each word's place, uint64."""
+    return np.asarray(words["block"].astype(np.uint64) << np.uint64(32) | words["offset"])
+
+
 class _Suspects:
     """The words that differ between two captures of one rank, and strays; fewer with each proof that they fail."""
 
@@ -125,9 +129,11 @@ class _Suspects:
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
         noise = noise_candidates(view, views[0], fields, others=views[1:], mapped=process_memory())
-        in_kernels = [s for s in strays if s[0] < members and ours.graphs[s[0]].in_kernel(s[1])]
-        extra = stray_candidates(view, views, in_kernels, noise)
-        self._strays = {(int(w["block"]), int(w["offset"])) for w in extra}
+        extra = stray_candidates(view, views, strays, noise)
+        for block in range(members):
+            mine = extra["block"] == block
+            extra = np.concatenate([extra[~mine], extra[mine][ours.graphs[block].in_kernels(extra["offset"][mine])]])
+        self._strays = _positions(extra)
         self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
@@ -145,16 +151,14 @@ class _Suspects:
         for block in np.unique(self._words["block"]).tolist():
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
             mine = self._words[self._words["block"] == block]
-            replay, place = self._replay_with(block), partial(self._ours.place, graph)
-            found = prove_noise(memory, graph, mine, others, replay, self._generator, journal, place)
-            kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
+            replay = self._replay_with(block)
+            kept.append(prove_noise(memory, graph, mine, others, replay, self._generator, journal))
         if kept:
             self._words = np.concatenate(kept)
 
-    def proven(self, *, strays: bool) -> list[list[int]]:
-        """[block, offset, width] of each word that is left and is a stray or not."""
-        words = [[int(w["block"]), int(w["offset"]), int(w["width"])] for w in self._words]
-        return [word for word in words if ((word[0], word[1]) in self._strays) == strays]
+    def proven(self, *, strays: bool) -> bytes:
+        """The words that are left and are strays or not, as rows of ``noise_dtype``."""
+        return bytes(self._words[np.isin(_positions(self._words), self._strays) == strays].tobytes())
 
     def __enter__(self) -> _Suspects:
         return self

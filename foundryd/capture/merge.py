@@ -26,6 +26,7 @@ from foundryd.capture.recording import (
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
 from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.noise import noise_dtype
 from foundryd.rankpatch.verify import Report, check_held_out
 
 
@@ -125,7 +126,9 @@ def merge(
     dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
     every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
-    noise, strays = ([tuple(word) for word in control.notes.get(f"proven_{kind}", [])] for kind in ("noise", "strays"))
+    noise, strays = (
+        np.frombuffer(control.notes.get(f"proven_{kind}", b""), noise_dtype) for kind in ("noise", "strays")
+    )
     inference = infer(
         [RankView(r.rank, r.blocks()) for r in living],
         mesh=mesh,
@@ -147,7 +150,7 @@ def merge(
         dead,
         control.rank,
         bool(control.notes.get("varied", False)),
-        sum(width for _, _, width in strays),
+        int(strays["width"].sum()),
     )
 
 

@@ -124,7 +124,7 @@ class Recording:
             names = list(graph.nodes.dtype.names or ())
             what = [n for n in names if graph.nodes.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
         else:
-            node, within = graph.node_at(offset)
+            node, within = (int(found[0]) for found in graph.nodes_at(np.array([offset])))
             what = f"parameter byte {within}"
             function = int(graph.nodes["function"][node])
             if function < len(self.functions):
@@ -135,13 +135,6 @@ class Recording:
         function = int(graph.nodes["function"][node])
         name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
         return f"{what} of node {node} ({name}) of graph {graph.key!r}"
-
-    def place(self, graph: Graph, offset: int) -> str:
-        """Names what nodes with one function have in common: a byte of the function's parameters."""
-        node, within = graph.node_at(offset)
-        function = int(graph.nodes["function"][node])
-        name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
-        return f"parameter byte {within} of {name}"
 
     def structure(self) -> dict[str, Any]:
         """What ranks of one class have in common, by name of the part; compared with ``==``."""

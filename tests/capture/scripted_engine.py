@@ -136,24 +136,22 @@ def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: in
     )  # fmt: skip
 
 
-def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> list[list[int]]:
+def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> bytes:
     """Everything that may be noise is."""
     if script == "fatal":
         for trial in ("one", "two"):
             journal.attempt((trial,), lambda: os._exit(9))
     same, *others = sorted(references, key=lambda r: r.rank != ours.rank)
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, same, *others)]
-    rows = noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
-    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows]
+    return noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:]).tobytes()
 
 
-def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> list[list[int]]:
+def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> bytes:
     """Outputs depend on every number of the first parameter; only garbage is harmless."""
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, *references)]
     rows = stray_candidates(views[0], views, strays, np.zeros(0, noise_dtype))
     start = ours.graphs[0].param_start()
-    harmless = {start + 5, *range(start + 16, start + 17 + UNREAD)}
-    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows if int(r["offset"]) in harmless]
+    return rows[np.isin(rows["offset"], [start + 5, *range(start + 16, start + 17 + UNREAD)])].tobytes()
 
 
 def main() -> None:

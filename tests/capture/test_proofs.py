@@ -97,11 +97,16 @@ def rows(*offsets, differs=1):
     return out
 
 
-def member(words):
-    nodes = np.zeros(1, _hook.node_dtype)
+def member(words, nodes=1):
+    nodes = np.zeros(nodes, _hook.node_dtype)
     params = np.array(words, np.uint32).view(np.uint8).copy()
-    nodes["param_bytes"] = len(params)
+    nodes["param_bytes"] = len(params) // len(nodes)
+    nodes["param_offset"] = np.arange(len(nodes)) * nodes["param_bytes"]
     return Graph(("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
+
+
+def prove(*arguments):
+    return [(int(word["offset"]), int(word["width"])) for word in prove_noise(*arguments)]
 
 
 @pytest.mark.parametrize("used", [(), (1,), (0, 2)])
@@ -116,16 +121,14 @@ def test_noise_is_what_no_output_depends_on(used):
 
     words = rows(start, start + 4, start + 8)
     other = graph.params ^ 1
-    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
+    proven = prove(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in range(3) if i not in used]
 
 
 def test_functions_and_launch_dimensions_are_never_noise():
     graph = member([1])
     words = rows(4, 8)  # inside the node
-    assert (
-        prove_noise(Memory(HostMemory()), graph, words, [graph.params], lambda _: None, np.random.default_rng(0)) == []
-    )
+    assert prove(Memory(HostMemory()), graph, words, [graph.params], lambda _: None, np.random.default_rng(0)) == []
 
 
 def test_a_word_that_matters_is_never_overwritten_with_nonsense():
@@ -144,7 +147,7 @@ def test_a_word_that_matters_is_never_overwritten_with_nonsense():
 
     pairs = ((0, 1), (1, 0), (2, 1), (3, 0), (4, 0), (5, 1))  # the last is garbage in the padding after a size
     words = np.concatenate([rows(start + 4 * i, differs=differs) for i, differs in pairs])
-    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
+    proven = prove(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in (1, 2, 3, 5)]
 
 
@@ -155,7 +158,7 @@ class Astray(Exception):
 def test_what_was_fatal_to_one_word_is_not_tried_with_others_of_its_kind(tmp_path):
     """Each launch ends at its first fatal trial, and the next goes on: one for all words together, one for the kind."""
     device = HostMemory()
-    graph = member([5, 6, 7, 8, 9, 10])
+    graph = member([5, 6, 7, 8, 9, 10], nodes=3)  # of one function, with two words each
     start = graph.param_start()
     other = graph.params ^ 2
     deadly = [0, 2, 4]
@@ -167,14 +170,10 @@ def test_what_was_fatal_to_one_word_is_not_tried_with_others_of_its_kind(tmp_pat
             raise Astray
         device.bytes[OUT].view(np.uint32)[:] = 3
 
-    def place_of(offset):
-        return "deadly" if (offset - start) // 4 in deadly else "harmless"
-
     def launch():
         words = rows(*range(start, start + 24, 4))
         generator = np.random.default_rng(0)
-        journal = Journal(tmp_path / "journal")
-        return prove_noise(Memory(device), graph, words, [other], replay_with, generator, journal, place_of)
+        return prove(Memory(device), graph, words, [other], replay_with, generator, Journal(tmp_path / "journal"))
 
     for _ in range(2):
         with pytest.raises(Astray):
