@@ -17,7 +17,7 @@ from foundryd.capture.recording import Recording
 from foundryd.capture.snapshots import Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
-from foundryd.rankpatch.noise import Strays, noise_candidates, process_memory, stray_candidates
+from foundryd.rankpatch.noise import Strays, noise_candidates, stray_candidates
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
@@ -128,7 +128,7 @@ class _Suspects:
         members = len(ours.graphs)
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
-        noise = noise_candidates(view, views[0], fields, others=views[1:], mapped=process_memory())
+        noise = noise_candidates(view, views[0], fields, others=views[1:])
         extra = stray_candidates(view, views, strays, noise)
         for block in range(members):
             mine = extra["block"] == block

@@ -19,6 +19,7 @@ import numpy as np
 from foundryd.capture.canonical import Graph
 from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.snapshots import Bytes, Memory, Mutation
+from foundryd.errors import UsageError
 from foundryd.rankpatch.noise import span_bytes
 
 # Gentle ones first: an index or a pointer among the bytes stays one of those that were there, or is off by one.  Only
@@ -92,10 +93,10 @@ def prove_noise(
 ) -> np.ndarray:
     """Those of ``words`` that outputs do not depend on, ascending; ``words`` are rows of ``noise_dtype``.
 
-    ``others`` are the parameters in other captures, of this rank first; ``replay_with(params)`` runs the graph with
-    changed ones and waits.  A trial that was fatal to a word is not made with the same byte of the same function's
-    parameters in other nodes.  Words outside the parameters (functions, launch dimensions) are never noise.  What is
-    found holds for memory as it is now, and memory is left like that.
+    ``others`` are the parameters in other captures, of this rank first; in each byte of the words one of them differs.
+    ``replay_with(params)`` runs the graph with changed ones and waits.  A trial that was fatal to a word is not made
+    with the same byte of the same function's parameters in other nodes.  Words outside the parameters (functions,
+    launch dimensions) are never noise.  What is found holds for memory as it is now, and memory is left like that.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
@@ -105,18 +106,16 @@ def prove_noise(
     plain()
     memory.note_plain(set())
 
-    # Gently first: the values that the engine itself gave the words at other times, then a flipped bit.  Only what that
-    # does not disturb is overwritten with bits that would send an index or a pointer astray.
+    # Gently first: the values that the engine itself gave the words at other times.  Only what none of these disturbs
+    # is overwritten with bits that would send an index or a pointer astray.
     def survivors(chosen: np.ndarray, how: str, values: Bytes) -> np.ndarray:
         return _Perturbation(memory, graph, values, replay_with, journal, how).survivors(chosen)
 
+    places = span_bytes(words["offset"], words["width"]) - graph.param_start()
+    if not np.any([other[places] != graph.params[places] for other in others], axis=0).all():
+        raise UsageError("a byte to perturb is equal in all captures: a kernel may read it, so do not suspect it")
     for number, other in enumerate(others):
         words = survivors(words, f"as in capture {number}", other)
-    places = words["offset"] - graph.param_start()
-    known = np.any([other[places] != graph.params[places] for other in others], axis=0) if others else places < 0
-    flipped = graph.params.copy()
-    flipped[places] ^= 1
-    words = np.concatenate([words[known], survivors(words[~known], "by a bit", flipped)])
     wild = graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8)
     words = np.sort(survivors(words, "at random", wild), order="offset")
     memory.restore()

@@ -8,7 +8,6 @@ arena holds.  The capture perturbs each suspect and replays; if outputs stay the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +23,11 @@ from foundryd.rankpatch.words import (
     check_fields,
     check_views,
     differing_words,
-    gather,
     locate,
 )
 
-noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4"), ("differs", "<u4")])
-"""Neighbouring bytes to perturb together; ``differs`` is 1 if the control has another value there."""
-
-Spans = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
-"""Starts and ends of address ranges, ascending."""
+noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4")])
+"""Neighbouring bytes to perturb together."""
 
 ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 """(block, offset) or (block, offset, width) of words proven harmless, or an array of ``noise_dtype``.  Without a width
@@ -43,8 +38,6 @@ Strays = Sequence[tuple[int, int, int]]
 
 HALVES = (0x0F, 0xF0)
 
-_FAR_UP = np.uint64(1 << 44)
-
 
 def noise_candidates(
     view: RankView,
@@ -52,15 +45,13 @@ def noise_candidates(
     fields: Sequence[Fields] | None = None,
     *,
     others: Sequence[RankView] = (),
-    mapped: Spans | None = None,
 ) -> npt.NDArray[np.void]:
     """The bytes to perturb, as ``noise_dtype`` ascending by (block, offset).
 
     Where two captures of one rank differ somewhere in four aligned bytes, those of the four that differ in any
     capture are suspects; the rest may be a flag or a small number that a kernel reads, beside garbage in padding, and
     to perturb it could send a kernel astray.  ``others`` are captures of any ranks: the more of them, the fewer
-    bytes of garbage are equal by chance.  Where such bytes are part of an address of host memory that ``mapped``
-    holds (of ``view``'s process), all of it is suspect: the bytes of a stale pointer are seldom all different.
+    bytes of garbage are equal by chance.
     What lies between fields cannot be read by a kernel and needs no proof.
 
     Raises
@@ -88,10 +79,7 @@ def noise_candidates(
     for number in np.unique(words.block).tolist():
         mine = words.block == number
         chosen = positions_of(words.offset[mine], suspect[mine])
-        if mapped is not None:
-            chosen = np.union1d(chosen, _stale_pointers(view.blocks[number], chosen, bounds[number], mapped))
-        changed = np.isin(chosen, positions_of(words.offset[mine], moved[mine]))
-        rows.append(_runs(number, chosen, changed))
+        rows.append(_runs(number, chosen))
     return np.concatenate(rows)
 
 
@@ -114,7 +102,7 @@ def stray_candidates(
         differs = np.any([other.blocks[number][positions] != block[positions] for other in others], axis=0)
         known = but[but["block"] == number]
         free = np.setdiff1d(positions[differs], span_bytes(known["offset"], known["width"]))
-        rows.append(_runs(number, free, np.zeros(len(free), dtype=bool)))
+        rows.append(_runs(number, free))
     return np.concatenate(rows)
 
 
@@ -133,52 +121,20 @@ def positions_of(offset: Integers, mask: Bits) -> Integers:
     return positions
 
 
-def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: Integers, mapped: Spans) -> Integers:
-    """Positions of all bytes of host addresses that have a suspect byte; addresses lie on multiples of 4 in a field."""
-    begin, end = fields[:, 0], fields[:, 0] + fields[:, 1]
-    at = np.searchsorted(begin, suspects, side="right") - 1
-    # Undeclared bytes are one field.
-    outside = suspects >= end[at]
-    low = np.where(outside, end[at], begin[at])
-    high = np.where(outside, np.append(begin[1:], len(block))[at], end[at])
-    unit = low + (suspects - low) // 4 * 4
-    # An address that moves does so in its lower half, too.  Where only the upper one differs it may be what is left of
-    # an address, in the padding behind a number that a kernel reads.
-    places = np.unique(unit[(unit >= low) & (unit + 8 <= high)])
-    values = gather(block, places, np.full_like(places, 8))
-    span = np.searchsorted(mapped[0], values, side="right") - 1
-    inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-    # Far up only: low addresses are like small numbers, and to perturb a number may send a kernel astray.
-    inside &= values >= _FAR_UP
-    addresses: Integers = (places[inside][:, None] + np.arange(8)).ravel()
-    return addresses
-
-
-def _runs(number: int, positions: Integers, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.void]:
-    """Neighbours inside four aligned bytes that are alike in ``changed``, of one block, as ``noise_dtype``."""
+def _runs(number: int, positions: Integers) -> npt.NDArray[np.void]:
+    """Neighbours inside four aligned bytes of one block, as ``noise_dtype``."""
     if not len(positions):
         return _no_words(0)
-    cut = (np.diff(positions) != 1) | (positions[1:] % 4 == 0) | (changed[1:] != changed[:-1])
+    cut = (np.diff(positions) != 1) | (positions[1:] % 4 == 0)
     first = np.concatenate(([0], np.flatnonzero(cut) + 1))
     rows = _no_words(len(first))
     rows["block"], rows["offset"] = number, positions[first]
     rows["width"] = np.diff(np.append(first, len(positions)))
-    rows["differs"] = changed[first]
     return rows
 
 
 def _no_words(count: int) -> npt.NDArray[np.void]:
     return np.zeros(count, dtype=noise_dtype)
-
-
-def process_memory() -> Spans:
-    """The ranges of this process's own host memory: where its stale pointers point."""
-    lines = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
-    # A driver reserves terabytes, and maps devices a few gigabytes up, where two small numbers side by side look like
-    # an address.
-    spans = [span.split("-") for span, rights, _ in lines if rights[0] == "r" and rights[3] == "p"]
-    edges = np.array([[int(low, 16), int(high, 16)] for low, high in spans], dtype=np.uint64).reshape(-1, 2)
-    return edges[:, 0].copy(), edges[:, 1].copy()
 
 
 def byte_mask(difference: npt.NDArray[np.uint64]) -> Bits:

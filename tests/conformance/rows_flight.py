@@ -42,7 +42,7 @@ def destroyed(x: Bench) -> Any:
 
 @row("flight.made_beside_work")
 def made_beside_work(x: Bench) -> Any:
-    """Executables of several hundred nodes are made, changed and destroyed beside a kernel; which of it waits for it."""
+    """Executables of several hundred nodes are made, changed and destroyed beside a kernel: what waits for it."""
     target = x.buffer(64)
     graphs = [chain(x, [value] * 600, target)[0] for value in (1, 2)]
     ready = ok(cu.cuGraphInstantiate(graphs[0], 0))
