@@ -11,10 +11,11 @@ import numpy as np
 from cuda.bindings import driver
 
 from foundryd._native import _hook
+from foundryd.capture.canonical import template_key
 from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.proofs import prove_dead, prove_noise
-from foundryd.capture.recording import Recording
-from foundryd.capture.snapshots import Memory
+from foundryd.capture.recording import Proofs, Recording
+from foundryd.capture.snapshots import Bytes, Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.noise import Strays, noise_candidates, stray_candidates
@@ -49,11 +50,11 @@ def prove(
     natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
     trials: Trials,
-) -> dict[str, Any]:
+) -> Proofs:
     """What the control run proves.
 
-    ``proven_dead`` [[address, bytes]], ``proven_noise`` and ``proven_strays`` rows of ``noise_dtype`` as bytes,
-    ``varied``: whether the proofs were made from more than one state.
+    ``references`` are the recordings to compare with; the first is the one that other ranks will be described by, and
+    noise of a member is proven to do no harm with what that one's template has in its place, too.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -81,13 +82,7 @@ def prove(
                     call("cuCtxSynchronize")
                 dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
                 words.prove(memory, journal)
-            sizes = dict(memory.ranges)
-            return {
-                "proven_dead": [[a, sizes[a]] for a in sorted(dead)],
-                "proven_noise": words.proven(strays=False),
-                "proven_strays": words.proven(strays=True),
-                "varied": vary is not None,
-            }
+            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), vary is not None)
     finally:
         call("cuStreamDestroy", stream)
 
@@ -125,6 +120,10 @@ class _Suspects:
         same = next(r for r in references if r.rank == ours.rank)
         alike = [same, *(r for r in references if _comparable(r, ours) and r is not same)]
         self._hook, self._ours, self._others, self._stream = hook, ours, alike, stream
+        self._firsts: dict[bytes, Bytes] = {}  # the parameters of each template's first member, as they will be stored
+        if _comparable(references[0], ours):
+            for graph, stored in zip(ours.graphs, references[0].graphs, strict=True):
+                self._firsts.setdefault(template_key(graph), stored.params)
         members = len(ours.graphs)
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
@@ -150,15 +149,18 @@ class _Suspects:
         kept = []
         for block in np.unique(self._words["block"]).tolist():
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
+            stored = self._firsts.get(template_key(graph))
+            if stored is not None:
+                others.append(stored)
             mine = self._words[self._words["block"] == block]
             replay = self._replay_with(block)
             kept.append(prove_noise(memory, graph, mine, others, replay, self._generator, journal))
         if kept:
             self._words = np.concatenate(kept)
 
-    def proven(self, *, strays: bool) -> bytes:
+    def proven(self, *, strays: bool) -> np.ndarray:
         """The words that are left and are strays or not, as rows of ``noise_dtype``."""
-        return bytes(self._words[np.isin(_positions(self._words), self._strays) == strays].tobytes())
+        return np.asarray(self._words[np.isin(_positions(self._words), self._strays) == strays])
 
     def __enter__(self) -> _Suspects:
         return self

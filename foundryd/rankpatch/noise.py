@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.errors import UsageError
 from foundryd.rankpatch.words import (
     Bits,
@@ -25,9 +26,6 @@ from foundryd.rankpatch.words import (
     differing_words,
     locate,
 )
-
-noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4")])
-"""Neighbouring bytes to perturb together."""
 
 ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 """(block, offset) or (block, offset, width) of words proven harmless, or an array of ``noise_dtype``.  Without a width
