@@ -79,15 +79,19 @@ class WorkerGraphs(graphset.GraphSet):
     def _check_engine(self, recorded: Mapping[str, Any]) -> None:
         if "vllm" not in recorded:
             raise RestoreError("the archive was not captured by vLLM: capture this model with vLLM")
-        then = recorded["vllm"]["resolved"]
-        for name in sorted({*then, *self.resolved}):
-            old, new = freeze_key(then.get(name)), freeze_key(self.resolved.get(name))
-            if old != new:
-                raise IdentityMismatch(
-                    f"vllm.{name} is {new} and the archive has {old} (vLLM decided it from its settings and this "
-                    "machine): start vLLM as it was captured, or capture again"
-                )
+        compare(recorded["vllm"]["resolved"], self.resolved)
         super()._check_engine(recorded)
+
+
+def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ``IdentityMismatch`` at the first thing that this worker decided in another way than the captured one."""
+    for name in sorted({*then, *now}):
+        old, new = freeze_key(then.get(name)), freeze_key(now.get(name))
+        if old != new:
+            raise IdentityMismatch(
+                f"vllm.{name} is {new} and the archive has {old} (vLLM decided it from its settings and this "
+                "machine): start vLLM as it was captured, or capture again"
+            )
 
 
 class Adapter:
@@ -104,7 +108,7 @@ class Adapter:
         ``check`` raises ``EngineUnsupported`` for an engine that the seams do not fit.  ``communicators`` says which
         NCCL communicators graphs may use, as (handle, ranks).  A capture raises what is wrong.
         """
-        if self._config.mode is Mode.OFF:
+        if self.off:
             return
         try:
             check()
@@ -125,6 +129,16 @@ class Adapter:
         return self._config.mode is Mode.CAPTURE
 
     @property
+    def off(self) -> bool:
+        """Whether this process only says how it started."""
+        return self._config.mode is Mode.OFF
+
+    @property
+    def active(self) -> bool:
+        """Whether this process records, or may still restore or has."""
+        return self._graphs is not None and (self.capturing or self.restoring)
+
+    @property
     def restoring(self) -> bool:
         """Whether this process may still restore, or has."""
         return self._graphs is not None and self._graphs.session is not None
@@ -137,7 +151,7 @@ class Adapter:
 
     def give_up(self, error: FoundrydError) -> None:
         """Lets the worker capture natively; raises the error if it records."""
-        if self._config.mode is Mode.OFF:
+        if self.off:
             return
         if self.capturing:
             raise error
@@ -168,7 +182,7 @@ class Adapter:
         Addresses follow from it, so a restore takes what the archive says.  A capture leaves a reserve, since no two
         runs measure the same.
         """
-        if self._graphs is None or self._config.mode is Mode.OFF:
+        if self._graphs is None:
             return measured
         if self.capturing:
             reserve = self._config.kv_reserve
@@ -191,7 +205,7 @@ class Adapter:
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Names tensors on the device that graphs use and the worker fills."""
-        if self._graphs is not None and (self.capturing or self.restoring):
+        if self._graphs is not None and self.active:
             self._graphs.bind("vllm", {name: t for name, t in tensors.items() if t.is_cuda})
 
     def restore(self, keys: Sequence[Any]) -> dict[Any, tuple[Any, Any]] | None:

@@ -38,8 +38,9 @@ REFUSED = (
     Refused("data_parallel_size above 1", lambda c: c.parallel_config.data_parallel_size > 1, "start one vLLM each"),
     Refused(
         "context parallelism",
-        lambda c: c.parallel_config.decode_context_parallel_size > 1
-        or c.parallel_config.prefill_context_parallel_size > 1,
+        lambda c: (
+            c.parallel_config.decode_context_parallel_size > 1 or c.parallel_config.prefill_context_parallel_size > 1
+        ),
         _LATER,
     ),
     Refused(
@@ -57,9 +58,11 @@ REFUSED = (
     Refused("online weight transfer", lambda c: c.weight_transfer_config is not None, _LATER),
     Refused(
         "offloading",
-        lambda c: c.offload_config.uva.cpu_offload_gb > 0
-        or c.offload_config.prefetch.offload_group_size > 0
-        or c.cache_config.kv_offloading_size is not None,
+        lambda c: (
+            c.offload_config.uva.cpu_offload_gb > 0
+            or c.offload_config.prefetch.offload_group_size > 0
+            or c.cache_config.kv_offloading_size is not None
+        ),
         _LATER,
     ),
     # Its allocator moves memory that graphs refer to.

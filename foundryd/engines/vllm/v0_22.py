@@ -158,6 +158,8 @@ def _initialize_kv_cache(real: Callable[..., Any], runner: Any, kv_cache_config:
     adapter.resolve(num_gpu_blocks=int(kv_cache_config.num_blocks))
     with adapter.arena("kv"):
         done = real(runner, kv_cache_config)
+    if not adapter.active:
+        return done
     names = frozenset(str(backend.get_name()) for backend in runner.attn_backends.values())
     adapter.resolve(
         attention_backends=sorted(names),
@@ -174,14 +176,19 @@ def _initialize_kv_cache(real: Callable[..., Any], runner: Any, kv_cache_config:
 
 
 def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
+    import torch
+
     from foundryd.engines.vllm.vary import States
 
     adapter = _current
     with adapter.report.phase("graphs"):
-        with adapter.guarded():
-            adapter.bind(filled(runner))
+        if adapter.active:
+            with adapter.guarded():
+                adapter.bind(filled(runner))
         used = real(runner)
-        adapter.finish(States(runner).enter)
+        if adapter.active:
+            with torch.inference_mode():  # as the worker's own steps
+                adapter.finish(States(runner).enter)
     return used
 
 
@@ -207,6 +214,8 @@ def _capture(
     modes = importlib.import_module("vllm.config.compilation").CUDAGraphMode
     if adapter.capturing:
         return _record(manager, create_forward_fn, modes)
+    if adapter.off:
+        return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
     batches = _batches(manager, modes)
     restored = adapter.restore([key_of(batch) for batch in batches])
     if restored is None:
