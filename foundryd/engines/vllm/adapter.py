@@ -95,12 +95,19 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 class Adapter:
-    """A worker of vLLM, from before its first GPU context to its last graph."""
+    """A worker of vLLM, from before its first GPU context to its last graph.
+
+    Attributes
+    ----------
+    report : how the worker starts, as far as it is known.
+    captured : the keys of the graphs that were recorded, in their order.
+    """
 
     def __init__(self, config: Settings, report: StartUp) -> None:
         self.report = report
         self._config = config
         self._graphs: WorkerGraphs | None = None
+        self.captured: list[Any] = []
 
     def attach(self, provider: Provider, check: Callable[[], None], communicators: Communicators) -> None:
         """Takes a lease, or begins to record; must precede the first GPU context.
@@ -208,11 +215,18 @@ class Adapter:
         if self._graphs is not None and self.active:
             self._graphs.bind("vllm", {name: t for name, t in tensors.items() if t.is_cuda})
 
-    def restore(self, keys: Sequence[Any]) -> dict[Any, tuple[Any, Any]] | None:
-        """Every graph of ``keys`` with what its function returned, or None: then the worker captures natively."""
-        if self._graphs is None or self._config.mode is not Mode.RESTORE:
+    def restore(self, keys: Callable[[], Sequence[Any]]) -> dict[Any, tuple[Any, Any]] | None:
+        """Every graph of ``keys`` with what its function returned, or None: then the worker captures natively.
+
+        ``keys`` is asked for only if there is something to restore from.
+        """
+        if self._graphs is None:
             return None
-        self.resolve(graphs=[list(key) for key in keys])
+        wanted: list[Any] = []
+        with self.guarded():
+            if self.restoring:
+                wanted = list(keys())
+                self.resolve(graphs=sorted(list(key) for key in wanted))
         with self.guarded():
             # Also after a fallback: only then do the other ranks learn of it.
             self._graphs.prepare()
@@ -220,22 +234,27 @@ class Adapter:
         session = self._graphs.session
         if session is None:
             return None
-        restored = {key: self._graphs.capture_or_restore(key, _never) for key in keys}
-        self.report.way, self.report.graphs = "restored", len(restored)
-        self.report.restore = dict(session.phases)
-        return restored
+        with self.guarded():
+            restored = {key: self._graphs.capture_or_restore(key, _never) for key in wanted}
+            self.report.way, self.report.graphs = "restored", len(restored)
+            self.report.restore = dict(session.phases)
+            return restored
+        return None
 
     def begin_capture(self) -> None:
-        """Records from here on, on the stream that is current."""
+        """Records from here on, on the stream that is current; precedes the worker's warm-ups."""
         assert self._graphs is not None
         self._graphs.use_current_stream()
+        # What warm-ups make is the graphs' own, not a tensor that was there and that the worker might update.
+        self._graphs.prepare()
         self.report.way = "captured"
 
     def capture(self, key: Any, fn: Callable[[], Any]) -> tuple[Any, Any]:
         """Captures ``fn``, for which the worker warmed up; the graph and what ``fn`` returned."""
         assert self._graphs is not None
-        self._graphs.resolved.setdefault("graphs", []).append(list(key))
-        self.report.graphs += 1
+        self.captured.append(key)
+        self.resolve(graphs=sorted(list(key) for key in self.captured))
+        self.report.graphs = len(self.captured)
         return self._graphs.capture_or_restore(key, fn, warmups=0)
 
     def finish(self, vary: Callable[[int], None]) -> None:

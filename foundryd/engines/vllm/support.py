@@ -77,9 +77,9 @@ REFUSED = (
     Refused("max_model_len -1", lambda c: c.model_config.max_model_len <= 0, "give a length"),
     Refused("calculate_kv_scales", lambda c: c.cache_config.calculate_kv_scales, _LATER),
     Refused(
-        "graphs of pieces of a model (cudagraph_mode PIECEWISE or FULL_AND_PIECEWISE)",
-        lambda c: "PIECEWISE" in c.compilation_config.cudagraph_mode.name,
-        """add --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
+        "use_inductor_graph_partition",
+        lambda c: bool(c.compilation_config.use_inductor_graph_partition),
+        _LATER,
     ),
     Refused("cudagraph_mode NONE", lambda c: c.compilation_config.cudagraph_mode.name == "NONE", "choose another mode"),
     # They exchange addresses with peers that a capture does not have.

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foundryd.engines.vllm import seam, support, versions
+from foundryd.engines.vllm import seam, support, v0_22_pieces, versions
 from foundryd.engines.vllm.report import StartUp
 from foundryd.engines.vllm.seam import Seam
-from foundryd.errors import EngineUnsupported, FoundrydError, UsageError
+from foundryd.errors import CaptureError, FoundrydError, UsageError
 from foundryd.settings import Mode, Settings, settings
 
 log = logging.getLogger("foundryd.vllm")
@@ -45,7 +45,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, *arguments: Any, **name
     config = settings()
     try:
         seam.install(WORKER)
-        if config.mode is Mode.CAPTURE and config.world_size > 1:
+        if config.mode is Mode.CAPTURE:
             seam.install(LONE)
     except FoundrydError as error:
         if config.mode is Mode.CAPTURE:
@@ -216,16 +216,16 @@ def _capture(
         return _record(manager, create_forward_fn, modes)
     if adapter.off:
         return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
-    batches = _batches(manager, modes)
-    restored = adapter.restore([key_of(batch) for batch in batches])
+    restored = adapter.restore(lambda: _keys(manager, modes))
     if restored is None:
         return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
-    for batch in batches:
-        graph, outputs = restored[key_of(batch)]
-        manager.graphs[batch] = graph
+    for batch in manager._capture_descs.get(modes.FULL, ()):
+        manager.graphs[batch], outputs = restored[key_of(batch)]
         # vLLM makes these in its first warm-up, and every graph writes into the same.
         manager.hidden_states = outputs["hidden_states"]
         manager.aux_hidden_states = outputs["aux_hidden_states"]
+    for tokens, index, wrapper in _pieces(manager, modes):
+        v0_22_pieces.give(wrapper, tokens, *restored[v0_22_pieces.key_of(index, tokens)])
     manager._graphs_captured = True
     # The states of the attention are for a drafter's capture, and there is no drafter.
     return {}
@@ -235,14 +235,25 @@ def _record(manager: Any, create_forward_fn: Any, modes: Any) -> dict[Any, Any]:
     """What vLLM's own loop does, with each graph captured into the recording."""
     parallel = importlib.import_module("vllm.distributed.parallel_state")
     states: dict[Any, Any] = {}
+    wanted = _keys(manager, modes)  # pieces that cannot be told apart are found out before anything is captured
     with parallel.graph_capture(device=manager.device):
         _current.begin_capture()
-        for batch in _batches(manager, modes):
+        for batch in manager._capture_descs.get(modes.PIECEWISE, ()):
+            forward, states[batch] = create_forward_fn(batch)
+            forward(modes.NONE)
+            with v0_22_pieces.recording(_current.capture):
+                forward(modes.PIECEWISE)
+        for batch in manager._capture_descs.get(modes.FULL, ()):
             warm, _ = create_forward_fn(batch)
             warm(modes.NONE)
             # vLLM captures with a fresh state of the attention, since some back-ends fill theirs in the warm-up.
             forward, states[batch] = create_forward_fn(batch)
             manager.graphs[batch], _ = _current.capture(key_of(batch), _recorded(manager, forward, modes))
+    if missing := sorted(set(wanted) - set(_current.captured)):
+        raise CaptureError(
+            f"vLLM captured {len(missing)} of {len(wanted)} graphs by itself, {missing[0]} for one, so an archive "
+            "would lack them: choose cudagraph_mode FULL_DECODE_ONLY"
+        )
     manager._graphs_captured = True
     return states
 
@@ -255,15 +266,17 @@ def _recorded(manager: Any, forward: Any, modes: Any) -> Callable[[], Any]:
     return fn
 
 
-def _batches(manager: Any, modes: Any) -> list[Any]:
-    """The batches to capture, in vLLM's order; raises ``EngineUnsupported`` for what only it can capture."""
-    if modes.PIECEWISE in manager._capture_descs:
-        error = EngineUnsupported(
-            "vLLM resolved cudagraph_mode to graphs of pieces of the model, which cannot be restored yet: choose "
-            "another attention back-end or mode"
-        )
-        _current.give_up(error)
-    return list(manager._capture_descs.get(modes.FULL, ()))
+def _pieces(manager: Any, modes: Any) -> list[tuple[int, int, Any]]:
+    """(tokens, index, wrapper) of every graph of a piece that vLLM would capture; raises ``EngineUnsupported``."""
+    batches = manager._capture_descs.get(modes.PIECEWISE, ())
+    found = v0_22_pieces.wrappers(modes) if batches else {}
+    return [(int(batch.num_tokens), index, wrapper) for batch in batches for index, wrapper in found.items()]
+
+
+def _keys(manager: Any, modes: Any) -> list[tuple[str, int, int, int]]:
+    """The names of all graphs that vLLM would capture."""
+    pieces = [v0_22_pieces.key_of(index, tokens) for tokens, index, _ in _pieces(manager, modes)]
+    return pieces + [key_of(batch) for batch in manager._capture_descs.get(modes.FULL, ())]
 
 
 def key_of(batch: Any) -> tuple[str, int, int, int]:
@@ -322,7 +335,7 @@ WORKER = (
     ),
 )
 
-# Only where one rank of several is captured without its peers.
+# Only where a rank is captured, which has no peers.
 LONE = (
     Seam(
         "vllm.distributed.device_communicators.shm_broadcast",

@@ -116,6 +116,7 @@ class Standin:
         self.runner = importlib.import_module("vllm.v1.worker.gpu.model_runner")
         self.graphs = importlib.import_module("vllm.v1.worker.gpu.cudagraph_utils")
         self.loader = importlib.import_module("vllm.model_executor.model_loader.base_loader")
+        self.pieces = importlib.import_module("vllm.compilation.cuda_graph")
         self.parallel = importlib.import_module("vllm.distributed.parallel_state")
 
     def environment(self, **variables):
@@ -133,6 +134,7 @@ class Standin:
         seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.LONE))
         v0_22._current = None
         self.log.events.clear()
+        self.pieces.CUDAGraphWrapper._all_instances.clear()  # each start is one of a new process
         sys.modules.pop("vllm.plugins", None)
         sys.modules.pop("vllm.engine", None)
         return importlib.import_module("vllm.engine").start(config or self.config.VllmConfig())

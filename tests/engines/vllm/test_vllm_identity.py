@@ -258,7 +258,7 @@ REFUSED = [
     set_to("model_config.runner_type", "pooling"),
     set_to("model_config.max_model_len", -1),
     set_to("cache_config.calculate_kv_scales", True),
-    set_to("compilation_config.cudagraph_mode", SimpleNamespace(name="FULL_AND_PIECEWISE")),
+    set_to("compilation_config.use_inductor_graph_partition", True),
     set_to("compilation_config.cudagraph_mode", SimpleNamespace(name="NONE")),
     several,
     fused,

@@ -11,7 +11,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd.engines.vllm import v0_22  # noqa: E402
-from foundryd.errors import EngineUnsupported, IdentityMismatch, NotEnoughMemory, UsageError  # noqa: E402
+from foundryd.errors import (  # noqa: E402
+    ArchiveFormatError,
+    CaptureError,
+    EngineUnsupported,
+    IdentityMismatch,
+    NotEnoughMemory,
+    UsageError,
+)
 
 MIB = 1 << 20
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -167,22 +174,8 @@ def test_batches_that_vllm_resolved_otherwise_are_refused(vllm, monkeypatch):
     monkeypatch.setattr(vllm.graphs.CudaGraphManager, "__init__", fewer)
     vllm.start("restore")
     assert isinstance(fallback(), IdentityMismatch)
-    assert "vllm.graphs is (('FULL', 4, 4, 1), ('FULL', 1, 1, 1)) and the archive has" in str(fallback())
+    assert "vllm.graphs is (('FULL', 1, 1, 1), ('FULL', 4, 4, 1)) and the archive has" in str(fallback())
     assert vllm.what().count("native capture") == 2
-
-
-def test_pieces_of_a_model_that_vllm_falls_down_to_are_left_to_vllm(vllm, monkeypatch):
-    vllm.start("capture", **RANK)
-    modes = vllm.compilation.CUDAGraphMode
-    real = vllm.graphs.CudaGraphManager.__init__
-
-    def pieces(self, config, device, mode, length):
-        real(self, config, device, modes.FULL_AND_PIECEWISE, length)
-
-    monkeypatch.setattr(vllm.graphs.CudaGraphManager, "__init__", pieces)
-    assert_native(vllm, vllm.start("restore"), EngineUnsupported, "graphs of pieces of the model")
-    with pytest.raises(EngineUnsupported, match="graphs of pieces of the model"):
-        vllm.start("capture", **RANK)
 
 
 def test_an_unsupported_configuration_attaches_to_nothing(vllm, caplog):
@@ -206,6 +199,99 @@ def test_an_error_while_finishing_a_restore_does_not_end_the_worker(vllm, monkey
         fails = UsageError("no")
         patched.setattr(type(graphs()), "bind", lambda *_: (_ for _ in ()).throw(fails))
         assert_native(vllm, vllm.start("restore"), UsageError)
+
+
+# --- pieces of a model ------------------------------------------------------------------------------------------------
+
+
+def in_pieces(vllm):
+    config = vllm.config.VllmConfig()
+    config.compilation_config.cudagraph_mode = vllm.compilation.CUDAGraphMode.FULL_AND_PIECEWISE
+    return config
+
+
+PIECES = [("PIECE", index, tokens, 0) for tokens in (4, 2, 1) for index in (0, 1)]
+
+
+def test_pieces_are_recorded_before_whole_graphs_and_vllm_captures_none(vllm):
+    native = vllm.start("", in_pieces(vllm)).model_runner.execute_pieces([3, 1])
+    worker = vllm.start("capture", in_pieces(vllm), **RANK)
+    assert list(graphs()._graphs) == [*PIECES, *(("FULL", n, n, 1) for n in (4, 2, 1))]
+    assert not {"native capture", "native capture of a piece"} & set(vllm.what())
+    assert torch.equal(worker.model_runner.execute_pieces([3, 1]), native)
+    assert vllm.what()[-2:] == ["replay of a piece"] * 2
+    assert native.abs().sum() > 0
+
+
+def test_restored_pieces_replay_and_return_what_was_recorded(vllm):
+    recorded = vllm.start("capture", in_pieces(vllm), **RANK).model_runner.model
+    model = vllm.start("restore", in_pieces(vllm)).model_runner.model
+    assert fallback() is None
+    assert not {"inputs of a batch", "native capture of a piece"} & set(vllm.what())
+    for old, new in zip(recorded.pieces, model.pieces, strict=True):
+        before, after = old.concrete_cudagraph_entries, new.concrete_cudagraph_entries
+        assert list(before) == list(after)
+        for batch in before:
+            assert after[batch].cudagraph.replay == before[batch].cudagraph.replay
+            assert after[batch].output[0].data_ptr() == before[batch].output[0].data_ptr()
+    assert v0_22._current.report.graphs == 9
+
+
+def test_a_served_request_calls_the_wrapper_of_vllm_itself(vllm):
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    own = CUDAGraphWrapper.__call__
+    vllm.start("capture", in_pieces(vllm), **RANK)
+    assert CUDAGraphWrapper.__call__ is own
+
+
+def test_a_capture_in_which_vllm_captures_a_piece_itself_is_refused(vllm, monkeypatch):
+    real = vllm.loader.Tiny.__init__
+
+    def bypassed(self, *arguments):
+        real(self, *arguments)
+        wrapper = self.pieces[1]
+        self.pieces[1] = wrapper.runnable
+        self.kept = wrapper
+
+    monkeypatch.setattr(vllm.loader.Tiny, "__init__", bypassed)
+    with pytest.raises(CaptureError, match=r"vLLM captured 3 of 9 graphs by itself, \('PIECE', 1, 1, 0\) for one"):
+        vllm.start("capture", in_pieces(vllm), **RANK)
+
+
+def test_an_archive_whose_graphs_cannot_be_given_out_is_not_half_used(vllm, monkeypatch):
+    vllm.start("capture", **RANK)
+    damaged = ArchiveFormatError("the outputs of a graph are described in a way that no writer uses")
+    real = type(graphs()).capture_or_restore
+
+    def gives(self, key, fn, **named):
+        if self.session is not None and key == ("FULL", 1, 1, 1):
+            raise damaged
+        return real(self, key, fn, **named)
+
+    monkeypatch.setattr(type(graphs()), "capture_or_restore", gives)
+    assert_native(vllm, vllm.start("restore"), ArchiveFormatError)
+    assert v0_22._current.report.way == "native"
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(None, "a piece without a place"), (1, "two pieces at place 1"), ("gone", "has no pieces")]
+)
+def test_pieces_that_cannot_be_told_apart_are_left_to_vllm(vllm, monkeypatch, place, words):
+    vllm.start("capture", in_pieces(vllm), **RANK)
+    real = vllm.loader.Tiny.__init__
+
+    def changed(self, *arguments):
+        real(self, *arguments)
+        if place == "gone":
+            self.pieces = [piece.runnable for piece in self.pieces]
+        else:
+            self.pieces[0].runnable.piecewise_compile_index = place
+
+    monkeypatch.setattr(vllm.loader.Tiny, "__init__", changed)
+    assert_native(vllm, vllm.start("restore", in_pieces(vllm)), EngineUnsupported, words)
+    with pytest.raises(EngineUnsupported, match=words):
+        vllm.start("capture", in_pieces(vllm), **RANK)
 
 
 # --- the KV cache -----------------------------------------------------------------------------------------------------

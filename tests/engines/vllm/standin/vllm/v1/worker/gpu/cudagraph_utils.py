@@ -8,6 +8,7 @@ import torch
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.distributed.parallel_state import graph_capture
+from vllm.forward_context import set_forward_context
 from vllm.log import note
 
 
@@ -44,6 +45,10 @@ class CudaGraphManager:
     def capture(self, create_forward_fn, progress_bar_desc="Capturing CUDA graphs"):
         states = {}
         with graph_capture(device=self.device):
+            for batch in self._capture_descs.get(CUDAGraphMode.PIECEWISE, []):
+                forward, states[batch] = create_forward_fn(batch)
+                forward(CUDAGraphMode.NONE)
+                forward(CUDAGraphMode.PIECEWISE)
             for batch in self._capture_descs[CUDAGraphMode.FULL]:
                 forward, _ = create_forward_fn(batch)
                 forward(CUDAGraphMode.NONE)
@@ -67,7 +72,10 @@ class ModelCudaGraphManager(CudaGraphManager):
             note("inputs of a batch")
 
             def forward(mode):
-                hidden = model(inputs.input_ids[:n], inputs.positions[:n], kv_caches[0])
+                with set_forward_context(mode, n):
+                    hidden = model(inputs.input_ids[:n], inputs.positions[:n], kv_caches[0])
+                if mode is CUDAGraphMode.PIECEWISE:
+                    return
                 if self.hidden_states is None:
                     self.hidden_states = torch.empty_like(hidden)
                 self.hidden_states[:n] = hidden

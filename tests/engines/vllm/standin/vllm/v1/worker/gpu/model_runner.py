@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from vllm.forward_context import set_forward_context
 from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
@@ -71,3 +72,11 @@ class GPUModelRunner:
         self.input_buffers.input_ids[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         manager.graphs[batch].replay()
         return manager.hidden_states[: len(tokens)].clone()
+
+    @torch.inference_mode()
+    def execute_pieces(self, tokens):
+        """Not of vLLM: one step through graphs of pieces, for exactly as many tokens as one was captured for."""
+        inputs, n = self.input_buffers, len(tokens)
+        inputs.input_ids[:n] = torch.tensor(tokens, dtype=torch.int32)
+        with set_forward_context(self.cudagraph_manager.modes.PIECEWISE, n):
+            return self.model(inputs.input_ids[:n], inputs.positions[:n], self.kv_caches[0]).clone()
