@@ -11,12 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
-
-from foundryd.archive.identity import MachineIdentity, check  # noqa: E402
-from foundryd.engines.vllm import seam, v0_22  # noqa: E402
-from foundryd.errors import FoundrydError  # noqa: E402
-from foundryd.settings import Mode, settings  # noqa: E402
+from foundryd.archive.identity import MachineIdentity, check
+from foundryd.engines.vllm import seam, v0_22
+from foundryd.errors import FoundrydError
+from foundryd.settings import Mode, settings
 
 STANDIN = Path(__file__).parent / "standin"
 
@@ -41,7 +39,7 @@ class CpuGraphs:
 
         note("attach")
         self.mode, self.fallback, self.session = config.mode, None, None
-        self.device = torch.device("cuda", 0)
+        self.device = SimpleNamespace(index=0)
         self.resolved, self.sizes, self.recorded = {}, {}, {}
         self.bound, self.vary, self.closed, self._graphs = {}, None, False, {}
         self._facts = MachineIdentity.of(provider.identity_facts()).fields
@@ -144,16 +142,28 @@ class Standin:
         return [what for what, _ in self.log.events]
 
 
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory):
+    """Folders for a path of Python's, with which the stand-in is a package that is installed as vLLM 0.22.1."""
+    folder = tmp_path_factory.mktemp("installed")
+    metadata = folder / "vllm-0.22.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.22.1\n")
+    return [str(STANDIN), str(folder)]
+
+
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(monkeypatch, standin):
     """The stand-in, with graphs of the CPU."""
+    pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
     def forget():
         for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
             del sys.modules[name]
 
     forget()
-    monkeypatch.syspath_prepend(str(STANDIN))
+    for folder in standin:
+        monkeypatch.syspath_prepend(folder)
     adapter = importlib.import_module("foundryd.engines.vllm.adapter")
     monkeypatch.setattr(adapter, "WorkerGraphs", CpuGraphs)
     monkeypatch.setattr(CpuGraphs, "archive", None)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,6 @@ from foundryd.engines.vllm import support, v0_22  # noqa: E402
 from foundryd.engines.vllm.adapter import WorkerGraphs, compare  # noqa: E402
 from foundryd.engines.vllm.identity import VllmFacts, digest, environment, model_digest  # noqa: E402
 from foundryd.errors import EngineUnsupported, IdentityMismatch, RestoreError  # noqa: E402
-
-STANDIN = Path(__file__).parent / "standin"
 
 
 def facts(config, environ=None):
@@ -37,18 +36,15 @@ def differing(vllm, change):
     return {name for name in before if before[name] != after[name]}
 
 
-def test_equal_configurations_have_equal_facts_in_any_process(vllm):
+def test_equal_configurations_have_equal_facts_in_any_process(vllm, standin):
     program = """
 from vllm.config import VllmConfig
 from foundryd.engines.vllm.identity import VllmFacts
 import json
 print(json.dumps(dict(VllmFacts("0.22.1", VllmConfig(), {}).identity_facts()), sort_keys=True))
 """
-    import json
-    import os
-
     for seed in ("1", "2"):
-        path = f"{STANDIN}:{os.environ.get('PYTHONPATH', '')}"
+        path = ":".join([*standin, os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100, check=True

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, entry_points
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,6 @@ from foundryd.engines.vllm import plugin, seam, versions
 from foundryd.engines.vllm.seam import Seam
 from foundryd.errors import EngineUnsupported
 from foundryd.settings import settings
-
-STANDIN = Path(__file__).parent / "standin"
 
 
 @pytest.mark.parametrize("found", ["0.22.1", "0.22.1+cu130", "0.22.1.0"])
@@ -173,26 +170,32 @@ print(sum(what == "native capture" for what, _ in events), worker.model_runner.e
 """
 
 
-def run_program(*prefix, **variables):
+@pytest.fixture
+def run_program(standin):
+    """Runs the program under a command, with variables."""
     pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FOUNDRYD_")}
-    env["PYTHONPATH"] = ":".join([str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [*prefix, sys.executable, "-c", PROGRAM]
-    return subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=100, check=False)
+
+    def run(*prefix, **variables):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FOUNDRYD_")}
+        env["PYTHONPATH"] = ":".join([*standin, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [*prefix, sys.executable, "-c", PROGRAM]
+        return subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=100, check=False)
+
+    return run
 
 
-def test_a_command_under_foundryd_run_that_cannot_restore_is_refused_by_name_and_serves():
+def test_a_command_under_foundryd_run_that_cannot_restore_is_refused_by_name_and_serves(run_program):
     done = run_program(sys.executable, "-m", "foundryd.cli", "run", "--driver", "soft", "--archive", "none", "--")
     assert (done.returncode, done.stdout.split()) == (0, ["3", "2"]), done.stderr
     assert done.stderr.count("capturing natively (engine_unsupported): the V1 model runner") == 1
 
 
-def test_the_variables_alone_do_the_same():
+def test_the_variables_alone_do_the_same(run_program):
     done = run_program(FOUNDRYD_MODE="restore", FOUNDRYD_ARCHIVE="none")
     assert (done.returncode, done.stdout.split()) == (0, ["3", "2"]), done.stderr
     assert done.stderr.count("capturing natively") == 1
 
 
-def test_without_variables_vllm_does_not_know_of_foundryd():
+def test_without_variables_vllm_does_not_know_of_foundryd(run_program):
     done = run_program()
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["3", "2"], "")
