@@ -188,12 +188,17 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
         used = real(runner)
         if adapter.active:
             with torch.inference_mode():  # as the worker's own steps
-                adapter.finish(States(runner).enter)
+                states = States(runner)
+                if adapter.capturing:
+                    states.rest()
+                adapter.finish(states.enter)
     return used
 
 
 def filled(runner: Any) -> dict[str, Any]:
     """The tensors that graphs use and the worker fills, by name."""
+    from foundryd.engines.vllm.vary import schedules
+
     tensors: dict[str, Any] = {f"model.{name}": t for name, t in runner.model.named_parameters()}
     tensors |= {f"model.{name}": t for name, t in runner.model.named_buffers()}
     buffers = runner.input_buffers
@@ -202,6 +207,7 @@ def filled(runner: Any) -> dict[str, Any]:
     tables = runner.block_tables
     tensors |= {f"block_table.{i}": t for i, t in enumerate(tables.input_block_tables)}
     tensors["slot_mappings"] = tables.slot_mappings
+    tensors |= {f"schedule.{name}": t for name, t in schedules(runner).items()}
     tensors |= {f"kv.{i}": t for i, t in enumerate(runner.kv_caches)}
     return tensors
 

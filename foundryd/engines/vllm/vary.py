@@ -11,11 +11,26 @@ _BLOCKS = 4  # of the KV cache, that a request of such a state has at most
 _PAD = -1  # a slot of no token
 
 
+def schedules(runner: Any) -> dict[str, torch.Tensor]:
+    """The buffers of schedules that attention back-ends compute ahead of a step, by the places of their builders."""
+    found = {}
+    for i, groups in enumerate(runner.attn_groups):
+        for j, group in enumerate(groups):
+            buffer = getattr(group.get_metadata_builder(0), "scheduler_metadata", None)
+            if isinstance(buffer, torch.Tensor):
+                found[f"{i}.{j}"] = buffer
+    return found
+
+
 class States:
     """States in which every captured batch decodes one token a request, as if it had served requests before.
 
     Each request has blocks of its own, between one token and ``_BLOCKS`` blocks of them; those that the KV cache has
     no room for are padding, as vLLM pads.  Nothing is allocated on the device: what is computed, is on the CPU.
+
+    The schedules that FlashAttention 3 computes ahead are for one batch, and every graph reads the same buffer: with
+    another batch's it would write outside of its outputs.  So they are empty in every state, as vLLM leaves what is
+    behind a schedule, and attention has nothing to do while a capture proves.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -30,8 +45,14 @@ class States:
         self._real = max(0, min(self._requests, room))
         self._generator = torch.Generator(buffers.input_ids.device)
 
+    def rest(self) -> None:
+        """Leaves the worker as it is, but for schedules of one batch, which no other may read."""
+        for schedule in schedules(self._runner).values():
+            schedule.zero_()
+
     def enter(self, seed: int) -> None:
         """Puts the worker into the state of that seed."""
+        self.rest()
         random = torch.Generator().manual_seed(seed)
         lengths = torch.randint(1, self._longest + 1, (self._real,), generator=random)
         self._inputs(lengths, random)

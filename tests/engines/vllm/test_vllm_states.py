@@ -9,13 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
-from foundryd.engines.vllm.vary import States  # noqa: E402
+from foundryd.engines.vllm.vary import States, schedules  # noqa: E402
 
 
 def runner(*, blocks=100, requests=8, tokens=32, block=16, max_model_len=4096, dtype=torch.bfloat16):
     width = -(-max_model_len // block)
+    builders = [SimpleNamespace(scheduler_metadata=torch.ones(33, dtype=torch.int32)), SimpleNamespace()]
     return SimpleNamespace(
         vocab_size=1000,
+        attn_groups=[[SimpleNamespace(get_metadata_builder=lambda i, b=b: b) for b in builders]],
         max_model_len=max_model_len,
         kv_cache_config=SimpleNamespace(num_blocks=blocks),
         kv_caches=[torch.zeros(2, blocks, block, 2, 4, dtype=dtype) for _ in range(2)],
@@ -97,6 +99,16 @@ def test_only_blocks_of_requests_get_content_and_it_is_finite(dtype):
         assert bool((values[:, 1:33].float() != 0).any())
         assert not bool((values[:, 0].float() != 0).any())
         assert not bool((values[:, 33:].float() != 0).any())
+
+
+def test_no_graph_reads_the_schedule_of_another_batch():
+    r, other = state(1), runner()
+    States(other).rest()
+    for made in (r, other):
+        [schedule] = schedules(made).values()
+        assert not bool(schedule.any())
+    # A state that only rests is otherwise as it was.
+    assert all(torch.equal(a, b) for a, b in zip(tensors(other), tensors(runner()), strict=True))
 
 
 def test_every_tensor_stays_where_it_was():

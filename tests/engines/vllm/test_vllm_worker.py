@@ -83,6 +83,15 @@ def test_a_restore_runs_no_warm_up_of_a_graph_and_gives_vllm_every_one(vllm):
     assert graphs().vary is None
 
 
+def test_what_every_graph_reads_is_bound_by_name(vllm):
+    worker = vllm.start("capture", **RANK)
+    names = set(v0_22.filled(worker.model_runner))
+    assert names >= {
+        *("model.embedding", "model.scale", "model.angles", "slot_mappings", "block_table.0", "schedule.0.0", "kv.0"),
+        *(f"inputs.{n}" for n in ("input_ids", "positions", "query_start_loc", "seq_lens", "dcp_local_seq_lens")),
+    }
+
+
 def test_vllm_gets_its_own_times_back(vllm):
     vllm.start("capture", **RANK)
     assert vllm.worker.Worker.compile_or_warm_up_model(vllm.start("restore").worker) == "times"

@@ -24,6 +24,16 @@ class FlashAttention:
         return cls.name
 
 
+class Group:
+    """Stands for layers of one attention, with a builder that keeps the schedule of a batch in a buffer of its own."""
+
+    def __init__(self, requests):
+        self._builder = SimpleNamespace(scheduler_metadata=torch.zeros(1 + 4 * requests, dtype=torch.int32))
+
+    def get_metadata_builder(self, ubatch_id):
+        return self._builder
+
+
 class GPUModelRunner:
     def __init__(self, vllm_config, device):
         note("input buffers")
@@ -51,6 +61,7 @@ class GPUModelRunner:
         block, requests = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         self.kv_cache_config = kv_cache_config
         self.attn_backends = {"layer": FlashAttention}
+        self.attn_groups = [[Group(requests)]]
         self.block_tables = SimpleNamespace(
             block_sizes=[block],
             kernel_block_sizes=[block],
