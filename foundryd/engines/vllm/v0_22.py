@@ -18,8 +18,9 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from foundryd.engines.vllm import seam, support, v0_22_pieces, versions
 from foundryd.engines.vllm.report import StartUp
@@ -125,35 +126,34 @@ def _shutdown(real: Callable[..., Any], worker: Any) -> Any:
 
 
 def _runner_init(real: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    with _current.arena("io"):
+    with _arena("io"):
         return real(runner, *arguments, **named)
 
 
 def _initialize_model(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _weights():
+    with _arena("weights"):
         return real(*arguments, **named)
 
 
 def _process_weights(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _weights():
+    with _arena("weights"):
         return real(*arguments, **named)
-
-
-def _weights() -> Any:
-    if _current is None:  # the loader runs outside of a worker too, as in tools that only convert weights
-        from contextlib import nullcontext
-
-        return nullcontext()
-    return _current.arena("weights")
 
 
 def _init_model_state(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _current.arena("io"):
+    with _arena("io"):
         return real(*arguments, **named)
+
+
+def _arena(name: str) -> AbstractContextManager[None]:
+    """The worker's arena; loaders and runners also run under workers of other devices, which have none."""
+    return nullcontext() if _current is None else cast(AbstractContextManager[None], _current.arena(name))
 
 
 def _initialize_kv_cache(real: Callable[..., Any], runner: Any, kv_cache_config: Any) -> Any:
     adapter = _current
+    if adapter is None:
+        return real(runner, kv_cache_config)
     adapter.report.kv_blocks = int(kv_cache_config.num_blocks)
     adapter.resolve(num_gpu_blocks=int(kv_cache_config.num_blocks))
     with adapter.arena("kv"):
@@ -181,6 +181,8 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
     from foundryd.engines.vllm.vary import States
 
     adapter = _current
+    if adapter is None:
+        return real(runner)
     with adapter.report.phase("graphs"):
         if adapter.active:
             with adapter.guarded():
@@ -217,11 +219,11 @@ def _capture(
 ) -> Mapping[Any, Any]:
     """Records or restores what vLLM would capture; anything else is left to vLLM."""
     adapter = _current
+    if adapter is None or adapter.off:
+        return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
     modes = importlib.import_module("vllm.config.compilation").CUDAGraphMode
     if adapter.capturing:
         return _record(manager, create_forward_fn, modes)
-    if adapter.off:
-        return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
     restored = adapter.restore(lambda: _keys(manager, modes))
     if restored is None:
         return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,18 @@ def test_a_restore_runs_no_warm_up_of_a_graph_and_gives_vllm_every_one(vllm):
     assert manager._graphs_captured
     assert vllm.what()[-2:] == ["warm up", "warm up with replays"]
     assert graphs().vary is None
+
+
+def test_a_runner_of_another_worker_is_left_to_vllm(vllm):
+    """The seams are in a process whose worker, of another device, never attached."""
+    vllm.start("capture", **RANK)
+    v0_22._current = None
+    runner = vllm.runner.GPUModelRunner(vllm.config.VllmConfig(), None)
+    runner.load_model()
+    runner.initialize_kv_cache(SimpleNamespace(num_blocks=10))
+    runner.capture_model()
+    assert vllm.what().count("native capture") == 3
+    assert runner.execute([3, 1]).abs().sum() > 0
 
 
 def test_what_every_graph_reads_is_bound_by_name(vllm):
@@ -338,8 +351,6 @@ def test_bytes_that_the_user_fixed_are_taken_as_they_are(vllm):
 
 
 def test_a_restoring_worker_has_the_rank_that_vllm_gave_it(vllm):
-    from types import SimpleNamespace
-
     vllm.environment(FOUNDRYD_MODE="restore", RANK="0")
     config = vllm.config.VllmConfig()
     config.parallel_config.tensor_parallel_size = 4
@@ -358,8 +369,6 @@ def test_a_rank_without_peers_waits_for_no_reader_and_no_node(vllm):
     config.parallel_config.tensor_parallel_size = 2
     config.parallel_config.disable_custom_all_reduce = True
     vllm.start("capture", config, RANK="0", WORLD_SIZE="2", VLLM_ALLREDUCE_USE_SYMM_MEM="0")
-    from types import SimpleNamespace
-
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     assert MessageQueue.create_from_process_group("group", 1, 1) is None
@@ -368,8 +377,6 @@ def test_a_rank_without_peers_waits_for_no_reader_and_no_node(vllm):
 
 
 def test_communicators_of_vllm_are_declared_in_the_order_of_its_groups(vllm):
-    from types import SimpleNamespace
-
     def group(handle, ranks, available=True):
         communicator = SimpleNamespace(comm=SimpleNamespace(value=handle), available=available)
         made = SimpleNamespace(ranks=ranks, device_communicator=SimpleNamespace(pynccl_comm=communicator))
