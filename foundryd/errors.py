@@ -214,6 +214,12 @@ class AttachTooLate(RestoreError):
     reason = "attach_too_late"
 
 
+class EngineUnsupported(RestoreError):
+    """The version or the configuration of an engine is not one that its adapter knows."""
+
+    reason = "engine_unsupported"
+
+
 class LayoutDiverged(RestoreError):
     """The engine's allocations are not those of the recording."""
 

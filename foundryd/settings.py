@@ -78,6 +78,10 @@ class Settings:
         ``all``; unset: the first that was captured.  Of this and the next two ``RestorePolicy`` is made by default.
     restore_background : ``FOUNDRYD_RESTORE_BACKGROUND``: 0 builds graphs when they are first replayed only.
     executables : ``FOUNDRYD_EXECUTABLES``: how many graphs may have an executable at a time; 0 (default): all.
+    startup_report : ``FOUNDRYD_STARTUP_REPORT``: a folder in which each worker of an engine says, in ``rank-0.json``,
+        how it started and how long each phase took.
+    kv_reserve : ``FOUNDRYD_KV_RESERVE``: MiB that a capture of vLLM leaves out of the KV cache, for a restoring rank
+        may find less memory; unset: 256, and 2048 where ranks communicate.
     """
 
     mode: Mode = Mode.OFF
@@ -103,6 +107,8 @@ class Settings:
     restore_first: tuple[Any, ...] | Literal["all"] | None = None
     restore_background: bool = True
     executables: int = 0
+    startup_report: Path | None = None
+    kv_reserve: int | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -142,6 +148,8 @@ class Settings:
             restore_first=_first(env),
             restore_background=_integer(env, "FOUNDRYD_RESTORE_BACKGROUND", 1) != 0,
             executables=_integer(env, "FOUNDRYD_EXECUTABLES", 0),
+            startup_report=_path(env, "FOUNDRYD_STARTUP_REPORT"),
+            kv_reserve=_integer(env, "FOUNDRYD_KV_RESERVE", 0) if env.get("FOUNDRYD_KV_RESERVE") else None,
         )
 
 

@@ -160,6 +160,8 @@ FACTS: dict[str, Fact] = {
 
 _ENV = "env."
 _ENV_FACT = Fact("environment variable", "exact", _equal, "equal, unset included", "set it as it was, or capture again")
+_VLLM = "vllm."
+_VLLM_FACT = Fact("vLLM setting", "exact", _equal, "equal", "start vLLM as it was captured, or capture again")
 _OTHER_FACT = Fact("fact", "exact", _equal, "equal", _RECAPTURE)
 
 # Variables that choose algorithms, kernels or memory of a library.
@@ -244,7 +246,9 @@ class MachineIdentity:
 
 def fact(name: str) -> Fact:
     """The row of the table for a field's name."""
-    return _ENV_FACT if name.startswith(_ENV) else FACTS.get(name, _OTHER_FACT)
+    if name.startswith(_ENV):
+        return _ENV_FACT
+    return _VLLM_FACT if name.startswith(_VLLM) else FACTS.get(name, _OTHER_FACT)
 
 
 def environment_facts(environ: Mapping[str, str]) -> dict[str, Value]:

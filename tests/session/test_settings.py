@@ -38,6 +38,8 @@ def test_every_variable_is_read():
             "FOUNDRYD_RESTORE_FIRST": '[["decode", 8], "prefill"]',
             "FOUNDRYD_RESTORE_BACKGROUND": "0",
             "FOUNDRYD_EXECUTABLES": "10",
+            "FOUNDRYD_STARTUP_REPORT": "/reports",
+            "FOUNDRYD_KV_RESERVE": "11",
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
@@ -67,6 +69,8 @@ def test_every_variable_is_read():
         (["decode", 8], "prefill"),
         False,
         10,
+        Path("/reports"),
+        11,
     )
 
 
@@ -85,6 +89,7 @@ def test_every_variable_is_read():
         {"FOUNDRYD_RESTORE_FIRST": '{"decode": 8}'},
         {"FOUNDRYD_RESTORE_BACKGROUND": "no"},
         {"FOUNDRYD_EXECUTABLES": "-2"},
+        {"FOUNDRYD_KV_RESERVE": "some"},
     ],
 )
 def test_an_impossible_value_is_named(env):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foundryd.archive.identity import Provider
 from foundryd.capture.recording import Recording
 from foundryd.engines.torch.graph import TorchCapture, TorchRestored, capture
 from foundryd.engines.torch.groups import connect
@@ -36,13 +37,20 @@ class GraphSet(graphset.GraphSet):
     device : this rank's device, made current.
     """
 
-    def __init__(self, config: Settings, *, store: Store | None = None, policy: RestorePolicy | None = None) -> None:
+    def __init__(
+        self,
+        config: Settings,
+        *,
+        store: Store | None = None,
+        policy: RestorePolicy | None = None,
+        providers: Sequence[Provider] = (),
+    ) -> None:
         backend = torch.cuda.get_allocator_backend()
         if config.mode is Mode.CAPTURE and backend != "native":
             raise CaptureError(_allocator_refused(backend))
         if config.mode is not Mode.OFF and torch.cuda.is_initialized():
             raise UsageError("CUDA is initialised already: make the GraphSet before anything touches the GPU")
-        super().__init__(config, store=store, providers=[TorchFacts()], policy=policy)
+        super().__init__(config, store=store, providers=[TorchFacts(), *providers], policy=policy)
         if self._session is not None and backend != "native":
             self._give_session_up(RestoreError(_allocator_refused(backend)))
         self._world = LoneWorld(config.rank, config.world_size) if self.mode is Mode.CAPTURE else None
@@ -140,10 +148,14 @@ class GraphSet(graphset.GraphSet):
             if self._store is not None and self._settings.world_size > 1:
                 give_up(self._store, self._settings, self.fallback)
             return
-        connect(self.device, self.declare_communicator)
+        self._declare_communicators()
         if self._recorder is not None:
             self._earlier = unpooled_blocks()
         super()._prepare()
+
+    def _declare_communicators(self) -> None:
+        """Makes and declares the communicators that graphs may use; an engine that has its own declares those."""
+        connect(self.device, self.declare_communicator)
 
     def _capture(
         self, fn: Callable[[], Any], places: list[int], generators: Sequence[torch.Generator], warmups: int

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of vLLM that are refused by name before anything is done, since nobody has shown that they work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from foundryd.errors import EngineUnsupported
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One row: ``what`` is refused where ``when`` holds for the configuration, and what to do about it."""
+
+    what: str
+    when: Callable[[Any], bool]
+    advice: str
+
+
+def _ranks(config: Any) -> int:
+    return int(config.parallel_config.world_size)
+
+
+_LATER = "start without it"
+
+REFUSED = (
+    Refused(
+        "the V1 model runner",
+        lambda c: not c.use_v2_model_runner,
+        "use a dense model without quantization, or set VLLM_USE_V2_MODEL_RUNNER=1 where vLLM allows it",
+    ),
+    Refused("enforce_eager", lambda c: c.model_config.enforce_eager, "there are no graphs then: start without it"),
+    Refused(
+        "pipeline_parallel_size above 1", lambda c: c.parallel_config.pipeline_parallel_size > 1, "use tensor parallel"
+    ),
+    Refused("data_parallel_size above 1", lambda c: c.parallel_config.data_parallel_size > 1, "start one vLLM each"),
+    Refused(
+        "context parallelism",
+        lambda c: (
+            c.parallel_config.decode_context_parallel_size > 1 or c.parallel_config.prefill_context_parallel_size > 1
+        ),
+        _LATER,
+    ),
+    Refused(
+        "enable_dbo, enable_eplb or enable_elastic_ep",
+        lambda c: c.parallel_config.enable_dbo or c.parallel_config.enable_eplb or c.parallel_config.enable_elastic_ep,
+        _LATER,
+    ),
+    Refused("speculative decoding", lambda c: c.speculative_config is not None, _LATER),
+    Refused("LoRA", lambda c: c.lora_config is not None, _LATER),
+    Refused(
+        "KV or encoder cache transfer",
+        lambda c: c.kv_transfer_config is not None or c.ec_transfer_config is not None,
+        _LATER,
+    ),
+    Refused("online weight transfer", lambda c: c.weight_transfer_config is not None, _LATER),
+    Refused(
+        "offloading",
+        lambda c: (
+            c.offload_config.uva.cpu_offload_gb > 0
+            or c.offload_config.prefetch.offload_group_size > 0
+            or c.cache_config.kv_offloading_size is not None
+        ),
+        _LATER,
+    ),
+    # Its allocator moves memory that graphs refer to.
+    Refused(
+        "sleep mode",
+        lambda c: c.model_config.enable_sleep_mode or c.model_config.enable_cumem_allocator,
+        _LATER,
+    ),
+    Refused("a multimodal model", lambda c: c.model_config.multimodal_config is not None, "use a text model"),
+    Refused("an encoder-decoder model", lambda c: c.model_config.is_encoder_decoder, "use a decoder"),
+    Refused("a pooling model", lambda c: c.model_config.runner_type != "generate", "use a model that generates"),
+    Refused("max_model_len -1", lambda c: c.model_config.max_model_len <= 0, "give a length"),
+    Refused("calculate_kv_scales", lambda c: c.cache_config.calculate_kv_scales, _LATER),
+    Refused(
+        "use_inductor_graph_partition",
+        lambda c: bool(c.compilation_config.use_inductor_graph_partition),
+        _LATER,
+    ),
+    Refused("cudagraph_mode NONE", lambda c: c.compilation_config.cudagraph_mode.name == "NONE", "choose another mode"),
+    # They exchange addresses with peers that a capture does not have.
+    Refused(
+        "custom all-reduce in a world of several ranks",
+        lambda c: _ranks(c) > 1 and not c.parallel_config.disable_custom_all_reduce,
+        "add --disable-custom-all-reduce",
+    ),
+    Refused(
+        "fused all-reduce in a world of several ranks",
+        lambda c: _ranks(c) > 1 and bool(c.compilation_config.pass_config.fuse_allreduce_rms),
+        """add --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
+    ),
+)
+
+# Attention back-ends whose buffers were followed from where they are made to the graphs that read them.
+BACKENDS = frozenset({"FLASH_ATTN"})
+
+
+def check(config: Any, environ: dict[str, str]) -> None:
+    """Raises ``EngineUnsupported`` for the first row of ``REFUSED`` that holds."""
+    for row in REFUSED:
+        if row.when(config):
+            raise EngineUnsupported(f"{row.what} cannot be restored yet: {row.advice}")
+    if _ranks(config) > 1 and environ.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1") != "0":
+        raise EngineUnsupported(
+            "all-reduce through symmetric memory cannot be restored yet: set VLLM_ALLREDUCE_USE_SYMM_MEM=0"
+        )
+
+
+def check_backends(names: frozenset[str]) -> None:
+    """Raises ``EngineUnsupported`` for an attention back-end that is not known."""
+    if unknown := sorted(names - BACKENDS):
+        raise EngineUnsupported(
+            f"the attention back-end {unknown[0]} cannot be restored yet: choose one of {', '.join(sorted(BACKENDS))} "
+            "with --attention-backend"
+        )

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for the wrapper of a piece: runs it, captures it, or replays its graph, as the forward pass's context says."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vllm.forward_context import get_forward_context
+from vllm.log import note
+
+
+def weak_ref_tensors(tensors):
+    """Stands for tensors at the same places that keep no memory in use."""
+    return tuple(t.view_as(t) for t in tensors)
+
+
+@dataclass
+class CUDAGraphEntry:
+    batch_descriptor: Any
+    cudagraph: Any = None
+    output: Any = None
+    input_addresses: Any = None
+
+
+@dataclass
+class CUDAGraphOptions:
+    weak_ref_output: bool = False
+
+
+class CUDAGraphWrapper:
+    _all_instances: ClassVar = weakref.WeakSet()
+
+    def __init__(self, runnable, vllm_config, runtime_mode, cudagraph_options=None):
+        self.runnable, self.runtime_mode = runnable, runtime_mode
+        self.cudagraph_options = cudagraph_options or CUDAGraphOptions()
+        self.concrete_cudagraph_entries = {}
+        CUDAGraphWrapper._all_instances.add(self)
+
+    def __call__(self, *args, **kwargs):
+        context = get_forward_context()
+        if context.cudagraph_runtime_mode is not self.runtime_mode:
+            return self.runnable(*args, **kwargs)
+        entry = self.concrete_cudagraph_entries.get(context.batch_descriptor)
+        if entry is not None:
+            note("replay of a piece")
+            entry.cudagraph.replay()
+            return entry.output
+        note("native capture of a piece")
+        output = self.runnable(*args, **kwargs)
+        made = CUDAGraphEntry(context.batch_descriptor, _Native(lambda: self.runnable(*args, **kwargs)), output)
+        self.concrete_cudagraph_entries[context.batch_descriptor] = made
+        return output
+
+
+@dataclass
+class _Native:
+    replay: Any

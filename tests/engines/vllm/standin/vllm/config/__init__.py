@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for ``VllmConfig``: configurations as they are once vLLM has resolved its arguments."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vllm.config.compilation import CompilationConfig
+
+
+class HfConfig:
+    """Stands for the model's configuration in the form of transformers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = {"architectures": ["TinyForCausalLM"], "hidden_size": 8, "_name_or_path": "/models/tiny"}
+        self._settings |= settings
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._settings)
+
+
+@dataclass
+class ModelConfig:
+    hf_config: HfConfig = field(default_factory=HfConfig)
+    dtype: torch.dtype = torch.float32
+    quantization: str | None = None
+    max_model_len: int = 64
+    enforce_eager: bool = False
+    enable_sleep_mode: bool = False
+    enable_cumem_allocator: bool = False
+    multimodal_config: Any = None
+    is_encoder_decoder: bool = False
+    runner_type: str = "generate"
+
+
+@dataclass
+class CacheConfig:
+    cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int = 16
+    user_specified_block_size: bool = False
+    kv_offloading_size: float | None = None
+    calculate_kv_scales: bool = False
+
+
+@dataclass
+class SchedulerConfig:
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+
+
+@dataclass
+class ParallelConfig:
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    enable_dbo: bool = False
+    enable_eplb: bool = False
+    enable_elastic_ep: bool = False
+    disable_custom_all_reduce: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass
+class AttentionConfig:
+    backend: str | None = None
+    flash_attn_version: int | None = None
+
+
+@dataclass
+class KernelConfig:
+    enable_flashinfer_autotune: bool | None = None
+
+
+@dataclass
+class UVAOffloadConfig:
+    cpu_offload_gb: float = 0
+
+
+@dataclass
+class PrefetchOffloadConfig:
+    offload_group_size: int = 0
+
+
+@dataclass
+class OffloadConfig:
+    uva: UVAOffloadConfig = field(default_factory=UVAOffloadConfig)
+    prefetch: PrefetchOffloadConfig = field(default_factory=PrefetchOffloadConfig)
+
+
+@dataclass
+class VllmConfig:
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention_config: AttentionConfig = field(default_factory=AttentionConfig)
+    kernel_config: KernelConfig = field(default_factory=KernelConfig)
+    offload_config: OffloadConfig = field(default_factory=OffloadConfig)
+    compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
+    use_v2_model_runner: bool = True
+    speculative_config: Any = None
+    lora_config: Any = None
+    kv_transfer_config: Any = None
+    ec_transfer_config: Any = None
+    weight_transfer_config: Any = None
