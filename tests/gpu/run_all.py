@@ -93,7 +93,10 @@ def run_tests(results: Results, out: Path, args: argparse.Namespace, limit: floa
 
 
 def run_matrix(results: Results, out: Path, args: argparse.Namespace, gpus: int, limit: float) -> None:
-    """Every case, or those named; with ``--jobs``, those that need one GPU run side by side, spread over the GPUs."""
+    """Every case, or those named; with ``--jobs``, those that need one GPU run side by side, spread over the GPUs.
+
+    With ``--share-gpus`` those that need several are among them.
+    """
     deadline = Deadline(limit)
     unknown = set(args.case) - {case.name for case in matrix.CASES}
     if unknown:
@@ -109,15 +112,25 @@ def run_matrix(results: Results, out: Path, args: argparse.Namespace, gpus: int,
         print(f"{case.name}: {case.variant}", file=sys.stderr, flush=True)
         results.add(matrix.row(matrix.run_case(case, gpus, out, limit=left, jobs=args.capture_jobs)))
 
-    together = [case for case in chosen if args.jobs > 1 and gpus and not 1 < case.world <= gpus]
+    together = [
+        case for case in chosen if args.jobs > 1 and gpus and (args.share_gpus or not needs_several(case, gpus))
+    ]
     side_by_side(together, args.jobs, gpus, one)
     for case in chosen:
         if case not in together:
             one(case)
 
 
+def needs_several(case: matrix.Case, gpus: int) -> bool:
+    """Whether a case is restored on more than one of the GPUs that there are."""
+    return 1 < case.world <= gpus
+
+
 def side_by_side(cases: Sequence[matrix.Case], jobs: int, gpus: int, one: Callable[[matrix.Case], None]) -> None:
-    """Runs ``one`` for each case in ``jobs`` threads, each of which sees a GPU that as few others see as can be."""
+    """Runs ``one`` for each case in ``jobs`` threads.
+
+    A case that needs one GPU sees one that as few others see as can be.
+    """
     if not cases:
         return
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -127,7 +140,7 @@ def side_by_side(cases: Sequence[matrix.Case], jobs: int, gpus: int, one: Callab
     def on_a_gpu(case: matrix.Case) -> None:
         gpu = free.get()
         try:
-            one(case.on(gpu))
+            one(case if needs_several(case, gpus) else case.on(gpu))
         finally:
             free.put(gpu)
 
@@ -201,6 +214,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=1, help="cases of one GPU side by side; their times say little then"
     )
+    parser.add_argument("--share-gpus", action="store_true", help="cases of several GPUs side by side, too")
     parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
     parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
     parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")

@@ -141,6 +141,18 @@ def test_cases_side_by_side_are_spread_over_the_gpus(script):
     assert sorted(seen) == ["0"] * 4 + ["1"] * 4
 
 
+def test_a_case_that_needs_all_gpus_sees_them_beside_others(script):
+    matrix, seen = script("matrix"), {}
+
+    def one(case):
+        seen[case.name] = case.environment.get("CUDA_VISIBLE_DEVICES")
+
+    program = script("launch").Program("x.py")
+    cases = [matrix.Case(variant, variant, program) for variant in ("tp=1", "tp=2", "tp=8")]
+    script("run_all").side_by_side(cases, 1, 2, one)
+    assert seen == {"tp=1": "0", "tp=2": None, "tp=8": "0"}
+
+
 def test_a_failure_side_by_side_is_not_lost(script):
     matrix = script("matrix")
 
