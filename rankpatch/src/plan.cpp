@@ -91,23 +91,18 @@ void check_writes(std::span<const fp_write> writes) {
   }
 }
 
-size_t count_writes(std::span<const fp_rule> rules) {
-  return static_cast<size_t>(
-      std::count_if(rules.begin(), rules.end(), [](const fp_rule &rule) { return rule.kind != FP_RULE_NOISE; }));
-}
-
-void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, const Coordinates &coordinates,
-          uint32_t world, std::span<fp_write> writes) {
+std::vector<fp_write> plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables,
+                           const Coordinates &coordinates, uint32_t world) {
   const uint32_t rank = coordinates[FP_COORDINATE_RANK];
   for (size_t i = 0; i < coordinates.size(); ++i) {
-    if (coordinates[i] >= world) {
+    if (coordinates[i] >= world && coordinates[i] != kUnknownCoordinate) {
       throw InvalidRules("coordinate " + std::to_string(i) + " is " + std::to_string(coordinates[i]) +
                          ", which is not below the world size " + std::to_string(world));
     }
   }
-  if (writes.size() != count_writes(rules)) throw InvalidRules("the output does not have one write for each rule");
+  if (rank == kUnknownCoordinate) throw InvalidRules("the rank itself is not known");
+  std::vector<fp_write> writes;
   Order order("rule");
-  auto write = writes.begin();
   for (size_t i = 0; i < rules.size(); ++i) {
     const fp_rule &rule = rules[i];
     check_rule(rule, i, tables.size(), world);
@@ -115,6 +110,10 @@ void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, cons
     uint64_t value = 0;
     switch (rule.kind) {
       case FP_RULE_AFFINE:
+        if (coordinates[rule.coordinate] == kUnknownCoordinate) {
+          throw UnknownCoordinate("rule " + std::to_string(i) + " follows coordinate " +
+                                  std::to_string(rule.coordinate) + ", which is not known");
+        }
         value = static_cast<uint64_t>(rule.base) + static_cast<uint64_t>(rule.stride) * coordinates[rule.coordinate];
         break;
       case FP_RULE_TABLE:
@@ -129,8 +128,9 @@ void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, cons
       default:
         continue;  // noise: the reference bytes stay
     }
-    *write++ = fp_write{rule.block, rule.offset, rule.width, 0, truncate(value, rule.width)};
+    writes.push_back({rule.block, rule.offset, rule.width, 0, truncate(value, rule.width)});
   }
+  return writes;
 }
 
 }  // namespace rankpatch

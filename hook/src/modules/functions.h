@@ -5,6 +5,7 @@
 #define FOUNDRYD_HOOK_MODULES_FUNCTIONS_H
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct ParamLayout {
 
 // From cuKernelGetParamInfo if there is a kernel, else from cuFuncGetParamInfo.
 ParamLayout param_layout(CUfunction function, CUkernel kernel);
+
+// The same for a function that is loaded: asked of the driver once, until some module is unloaded.
+std::shared_ptr<const ParamLayout> known_layout(CUfunction function);
 
 struct UsedFunction {
   uint32_t module;
