@@ -48,7 +48,8 @@ class FunctionTable {
 
   void keep(CUfunction function, uint64_t epoch, const std::shared_ptr<const ParamLayout> &layout) {
     const std::lock_guard lock(mutex_);
-    if (epoch == epoch_) layouts_.emplace(function, layout);
+    enter(epoch);
+    layouts_.insert_or_assign(function, layout);  // an older one is of a function that is gone
   }
 
   uint32_t use(const UsedFunction &function) {
@@ -96,12 +97,14 @@ ParamLayout param_layout(CUfunction function, CUkernel kernel) {
   return out;
 }
 
-std::shared_ptr<const ParamLayout> known_layout(CUfunction function) {
+void keep_layout(CUfunction function) {
   const uint64_t epoch = Registry::get().epoch();
-  if (auto known = FunctionTable::get().layout(function, epoch)) return known;
-  const auto layout = std::make_shared<const ParamLayout>(param_layout(function, nullptr));
-  FunctionTable::get().keep(function, epoch, layout);
-  return layout;
+  FunctionTable::get().keep(function, epoch, std::make_shared<const ParamLayout>(param_layout(function, nullptr)));
+}
+
+std::shared_ptr<const ParamLayout> known_layout(CUfunction function) {
+  if (auto known = FunctionTable::get().layout(function, Registry::get().epoch())) return known;
+  return std::make_shared<const ParamLayout>(param_layout(function, nullptr));
 }
 
 UsedFunction inspect_function(CUfunction function, CUkernel kernel) {

@@ -22,7 +22,10 @@ struct ParamLayout {
 // From cuKernelGetParamInfo if there is a kernel, else from cuFuncGetParamInfo.
 ParamLayout param_layout(CUfunction function, CUkernel kernel);
 
-// The same for a function that is loaded: asked of the driver once, until some module is unloaded.
+// Asks the driver for the layout of a function that was just loaded, and keeps it until some module is unloaded.
+void keep_layout(CUfunction function);
+
+// The layout that was kept, or else what the driver says now.
 std::shared_ptr<const ParamLayout> known_layout(CUfunction function);
 
 struct UsedFunction {
