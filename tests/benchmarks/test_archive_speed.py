@@ -14,6 +14,10 @@ from foundryd.archive.inflate import inflated_size
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import stored_bytes
 from foundryd.archive.verify import verify
+from foundryd.daemon.loop import Loop
+from foundryd.daemon.plans import Plans
+from foundryd.daemon.store import Store
+from foundryd.daemon.worker import Worker
 from foundryd.rankpatch.plan import Plan, compute_plan
 
 pytestmark = pytest.mark.benchmark(min_rounds=3, max_time=0.5, warmup=False)
@@ -79,3 +83,44 @@ def test_expand_and_patch_a_member(benchmark: Any, rank_of: Callable[..., Any], 
         words=rank.reader.entry(template.positions).length // 4,
         stored_a_member=sum(rank.reader.entry(t.columns).stored for t in rank.variant.templates) / 512,
     )
+
+
+@pytest.mark.benchmark(max_time=0.2)
+@pytest.mark.parametrize("graphs", [1, 64, 512])
+def test_open_by_the_number_of_graphs(benchmark: Any, archive_of: Callable[..., Path], graphs: int) -> None:
+    path = archive_of(graphs=graphs)
+    benchmark(lambda: ArchiveReader.open(path).close())
+
+
+@pytest.mark.benchmark(max_time=0.2)
+@pytest.mark.parametrize("nodes", [100, 1000, 5000])
+def test_expand_and_patch_by_the_number_of_nodes(benchmark: Any, rank_of: Callable[..., Any], nodes: int) -> None:
+    rank = rank_of(graphs=8, nodes=nodes)
+    places = itertools.cycle(range(8))
+    for _ in range(4):
+        rank.patched(next(places))
+    assert len(benchmark(lambda: rank.patched(next(places))).nodes) == nodes
+
+
+@pytest.mark.benchmark(max_time=0.2)
+@pytest.mark.parametrize("world", [1, 8, 64])
+def test_plan_by_the_number_of_ranks(benchmark: Any, archive_of: Callable[..., Path], world: int) -> None:
+    with ArchiveReader.open(archive_of(graphs=8, world=world)) as reader:
+        assert benchmark(lambda: compute_plan(reader, f"ep={world}", world - 1)).world == world
+
+
+def test_a_plan_that_the_daemon_has_kept(benchmark: Any, archive_of: Callable[..., Path]) -> None:
+    store, loop = Store(), Loop()
+    plans = Plans(store, Worker(loop))
+    resident = store.load(archive_of())
+    arrived: list[Any] = []
+    plans.request(resident, "ep=64", 5, lambda plan: (arrived.append(plan), loop.stop()))
+    loop.later(20, loop.stop)
+    loop.run()
+    assert len(arrived) == 1, "the plan was not computed in time"
+    benchmark(lambda: plans.request(resident, "ep=64", 5, arrived.append))
+    assert plans.computed == 1
+    assert all(plan is arrived[0] for plan in arrived)
+    plans.close()
+    store.close()
+    loop.close()
