@@ -13,6 +13,9 @@ import numpy as np
 
 from foundryd.errors import UsageError
 
+noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4")])
+"""Neighbouring bytes of a block on which nothing depends."""
+
 
 @dataclass(frozen=True)
 class Records:

@@ -164,6 +164,7 @@ class Variant(msgspec.Struct, frozen=True):
     relocations: str  # fp_relocation, ordered by (block, offset)
     engine: dict[str, Any] = {}  # what the engine's adapter compares when it restores, the same on every rank
     windows: Windows | None = None  # None if no peer's memory was open
+    noise: str = ""  # noise_dtype, ordered by (block, offset): bytes on which nothing depends; "" if there are none
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -36,17 +36,25 @@ class Graph:
         """Offset of the parameters in ``block``."""
         return int(self.nodes.nbytes)
 
-    def node_at(self, offset: int) -> tuple[int, int]:
-        """The node whose parameters have the byte at ``offset`` of ``block``, and the byte's place within them."""
-        at = offset - self.param_start()
-        begin = self.nodes["param_offset"].astype(np.int64)
-        inside = (begin <= at) & (at < begin + self.nodes["param_bytes"])
-        node = int(np.flatnonzero(inside)[0]) if inside.any() else 0
-        return node, at - int(begin[node])
+    def nodes_at(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For bytes of ``block`` among the parameters (int [n]): the node of each, and its place within the node's own.
 
-    def in_kernel(self, offset: int) -> bool:
-        """Whether the byte at ``offset`` of ``block`` is a parameter of a kernel."""
-        return offset >= self.param_start() and int(self.nodes["type"][self.node_at(offset)[0]]) == KERNEL
+        A byte that no node has counts as one of the node before it.
+        """
+        at = offsets.astype(np.int64) - self.param_start()
+        begin = self.nodes["param_offset"].astype(np.int64)
+        with_params = np.flatnonzero(self.nodes["param_bytes"])
+        order = with_params[np.argsort(begin[with_params], kind="stable")]
+        nodes = order[np.maximum(np.searchsorted(begin[order], at, side="right") - 1, 0)]
+        return nodes, at - begin[nodes]
+
+    def in_kernels(self, offsets: np.ndarray) -> np.ndarray:
+        """Which bytes of ``block`` (int [n]) are parameters of kernels."""
+        inside = offsets >= self.param_start()
+        found = np.zeros(len(offsets), bool)
+        if inside.any():
+            found[inside] = self.nodes["type"][self.nodes_at(offsets[inside])[0]] == KERNEL
+        return found
 
 
 def flatten(graph: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
 from foundryd._native import _hook
+from foundryd.capture.canonical import template_key
 from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.proofs import prove_dead, prove_noise
-from foundryd.capture.recording import Recording
-from foundryd.capture.snapshots import Memory
+from foundryd.capture.recording import Proofs, Recording
+from foundryd.capture.snapshots import Bytes, Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
-from foundryd.rankpatch.noise import Strays, noise_candidates, process_memory, stray_candidates
+from foundryd.rankpatch.noise import Strays, noise_candidates, stray_candidates
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
@@ -50,11 +50,11 @@ def prove(
     natives: Sequence[CapturedGraph],
     module_ids: Sequence[int],
     trials: Trials,
-) -> dict[str, Any]:
+) -> Proofs:
     """What the control run proves.
 
-    ``proven_dead`` [[address, bytes]], ``proven_noise`` and ``proven_strays`` [[block, offset, width]], ``varied``:
-    whether the proofs were made from more than one state.
+    ``references`` are the recordings to compare with; the first is the one that other ranks will be described by, and
+    noise of a member is proven to do no harm with what that one's template has in its place, too.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -82,13 +82,7 @@ def prove(
                     call("cuCtxSynchronize")
                 dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
                 words.prove(memory, journal)
-            sizes = dict(memory.ranges)
-            return {
-                "proven_dead": [[a, sizes[a]] for a in sorted(dead)],
-                "proven_noise": words.proven(strays=False),
-                "proven_strays": words.proven(strays=True),
-                "varied": vary is not None,
-            }
+            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), vary is not None)
     finally:
         call("cuStreamDestroy", stream)
 
@@ -106,6 +100,11 @@ def _comparable(one: Recording, other: Recording) -> bool:
     return [len(g.block) for g in one.graphs] == [len(g.block) for g in other.graphs]
 
 
+def _positions(words: np.ndarray) -> np.ndarray:
+    """A number for each word's place, uint64."""
+    return np.asarray(words["block"].astype(np.uint64) << np.uint64(32) | words["offset"])
+
+
 class _Suspects:
     """The words that differ between two captures of one rank, and strays; fewer with each proof that they fail."""
 
@@ -121,13 +120,19 @@ class _Suspects:
         same = next(r for r in references if r.rank == ours.rank)
         alike = [same, *(r for r in references if _comparable(r, ours) and r is not same)]
         self._hook, self._ours, self._others, self._stream = hook, ours, alike, stream
+        self._firsts: dict[bytes, Bytes] = {}  # the parameters of each template's first member, as they will be stored
+        if _comparable(references[0], ours):
+            for graph, stored in zip(ours.graphs, references[0].graphs, strict=True):
+                self._firsts.setdefault(template_key(graph), stored.params)
         members = len(ours.graphs)
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
-        noise = noise_candidates(view, views[0], fields, others=views[1:], mapped=process_memory())
-        in_kernels = [s for s in strays if s[0] < members and ours.graphs[s[0]].in_kernel(s[1])]
-        extra = stray_candidates(view, views, in_kernels, noise)
-        self._strays = {(int(w["block"]), int(w["offset"])) for w in extra}
+        noise = noise_candidates(view, views[0], fields, others=views[1:])
+        extra = stray_candidates(view, views, strays, noise)
+        for block in range(members):
+            mine = extra["block"] == block
+            extra = np.concatenate([extra[~mine], extra[mine][ours.graphs[block].in_kernels(extra["offset"][mine])]])
+        self._strays = _positions(extra)
         self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
@@ -144,17 +149,18 @@ class _Suspects:
         kept = []
         for block in np.unique(self._words["block"]).tolist():
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
+            stored = self._firsts.get(template_key(graph))
+            if stored is not None:
+                others.append(stored)
             mine = self._words[self._words["block"] == block]
-            replay, place = self._replay_with(block), partial(self._ours.place, graph)
-            found = prove_noise(memory, graph, mine, others, replay, self._generator, journal, place)
-            kept.append(mine[np.isin(mine["offset"], [offset for offset, _ in found])])
+            replay = self._replay_with(block)
+            kept.append(prove_noise(memory, graph, mine, others, replay, self._generator, journal))
         if kept:
             self._words = np.concatenate(kept)
 
-    def proven(self, *, strays: bool) -> list[list[int]]:
-        """[block, offset, width] of each word that is left and is a stray or not."""
-        words = [[int(w["block"]), int(w["offset"]), int(w["width"])] for w in self._words]
-        return [word for word in words if ((word[0], word[1]) in self._strays) == strays]
+    def proven(self, *, strays: bool) -> np.ndarray:
+        """The words that are left and are strays or not, as rows of ``noise_dtype``."""
+        return np.asarray(self._words[np.isin(_positions(self._words), self._strays) == strays])
 
     def __enter__(self) -> _Suspects:
         return self

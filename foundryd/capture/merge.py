@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from foundryd.archive import index as ix
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.recording import (
     ContentRecord,
+    Proofs,
     Ranked,
     Recording,
     arena_name,
@@ -24,7 +26,7 @@ from foundryd.capture.recording import (
     unpack_ranked,
 )
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
-from foundryd.rankpatch.infer import Inference, RankView, infer
+from foundryd.rankpatch.infer import Inference, RankView, RuleKind, infer
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.verify import Report, check_held_out
 
@@ -108,7 +110,8 @@ class Merge:
         captured = [r.rank for r in self.recordings[: self.inferred]]
         held_out = self.confirmed[0].rank if self.confirmed else None
         rank_class = ix.RankClass(list(self.members), captured, self.control, held_out)
-        return Ranked(self.inference.rules, self.inference.tables, rank_class, images, by_rank)
+        rules, noise = split_noise(self.inference.rules)
+        return Ranked(rules, self.inference.tables, noise, rank_class, images, by_rank)
 
 
 def merge(
@@ -122,17 +125,17 @@ def merge(
     mesh = Mesh.parse(reference.variant)
     for other in [*recordings[1:], control, *repeats]:
         same_structure(reference, other, CaptureError)
-    dead = {int(address) for address, _ in control.notes.get("proven_dead", [])}
+    proofs = control.proofs or Proofs()
+    dead = set(proofs.dead)
     every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
-    noise, strays = ([tuple(word) for word in control.notes.get(f"proven_{kind}", [])] for kind in ("noise", "strays"))
     inference = infer(
         [RankView(r.rank, r.blocks()) for r in living],
         mesh=mesh,
         control=RankView(control.rank, control.blocks()),
         repeats=[RankView(r.rank, r.blocks()) for r in repeats],
-        proven_noise=noise,
-        proven_strays=strays,
+        proven_noise=proofs.noise,
+        proven_strays=proofs.strays,
         fields=living[0].fields(),
         describe=living[0].describe,
         complete=len(living) == len(members),
@@ -146,9 +149,22 @@ def merge(
         inference,
         dead,
         control.rank,
-        bool(control.notes.get("varied", False)),
-        sum(width for _, _, width in strays),
+        proofs.varied,
+        int(proofs.strays["width"].sum()),
     )
+
+
+def split_noise(rules: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rules that a rank needs, and what is noise, neighbours joined, as ``noise_dtype``."""
+    noise = rules[rules["kind"] == RuleKind.NOISE]
+    end = noise["offset"] + noise["width"]
+    cut = np.ones(len(noise), bool)
+    cut[1:] = (noise["block"][1:] != noise["block"][:-1]) | (noise["offset"][1:] != end[:-1])
+    first = np.flatnonzero(cut)
+    runs = np.zeros(len(first), noise_dtype)
+    runs["block"], runs["offset"] = noise["block"][first], noise["offset"][first]
+    runs["width"] = end[np.append(first[1:], len(noise)) - 1] - runs["offset"] if len(first) else 0
+    return rules[rules["kind"] != RuleKind.NOISE], runs
 
 
 def unruled(recordings: Sequence[Recording], members: Sequence[int]) -> Sequence[tuple[int, int, int]]:

@@ -231,7 +231,7 @@ def _merge(sampling: Sampling, runs: Runs, strays: _Strays) -> tuple[Merge, Samp
         try:
             merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))
         except UnexplainedWord as error:
-            if control.notes.get("varied") and strays.add(error.strays, recordings[0]):
+            if control.proofs is not None and control.proofs.varied and strays.add(error.strays, recordings[0]):
                 runs.progress(f"{len(error.strays)} words follow no rule and may be garbage: {error}")
                 continue
             if error.proof_failed or not runs.repeat(sampling.ranks):

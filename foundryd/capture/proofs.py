@@ -19,6 +19,8 @@ import numpy as np
 from foundryd.capture.canonical import Graph
 from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.snapshots import Bytes, Memory, Mutation
+from foundryd.errors import UsageError
+from foundryd.rankpatch.noise import span_bytes
 
 # Gentle ones first: an index or a pointer among the bytes stays one of those that were there, or is off by one.  Only
 # what none of these disturbs, in any graph, is overwritten with patterns that would send an index astray.  The patterns
@@ -88,39 +90,36 @@ def prove_noise(
     replay_with: Callable[[np.ndarray], None],
     generator: np.random.Generator,
     journal: Journal = FORGETFUL,
-    place_of: Callable[[int], str] = str,
-) -> list[tuple[int, int]]:
-    """Those of ``words`` that outputs do not depend on, as (offset, width); ``words`` are rows of ``noise_dtype``.
+) -> np.ndarray:
+    """Those of ``words`` that outputs do not depend on, ascending; ``words`` are rows of ``noise_dtype``.
 
-    ``others`` are the parameters in other captures, of this rank first; ``replay_with(params)`` runs the graph with
-    changed ones and waits; ``place_of(offset)`` is equal for words of one meaning: a trial that was fatal to one of
-    them is not made with any.  Words outside the parameters (functions, launch dimensions) are never noise.  What is
-    found holds for memory as it is now, and memory is left like that.
+    ``others`` are the parameters in other captures, of this rank first; in each byte of the words one of them differs.
+    ``replay_with(params)`` runs the graph with changed ones and waits.  A trial that was fatal to a word is not made
+    with the same byte of the same function's parameters in other nodes.  Words outside the parameters (functions,
+    launch dimensions) are never noise.  What is found holds for memory as it is now, and memory is left like that.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
-        return []
+        return words
     plain = partial(replay_with, graph.params)
     memory.begin([plain])
     plain()
     memory.note_plain(set())
 
-    # Gently first: the values that the engine itself gave the words at other times, then a flipped bit.  Only what that
-    # does not disturb is overwritten with bits that would send an index or a pointer astray.
+    # Gently first: the values that the engine itself gave the words at other times.  Only what none of these disturbs
+    # is overwritten with bits that would send an index or a pointer astray.
     def survivors(chosen: np.ndarray, how: str, values: Bytes) -> np.ndarray:
-        return _Perturbation(memory, graph, values, replay_with, journal, how, place_of).survivors(chosen)
+        return _Perturbation(memory, graph, values, replay_with, journal, how).survivors(chosen)
 
+    places = span_bytes(words["offset"], words["width"]) - graph.param_start()
+    if not np.any([other[places] != graph.params[places] for other in others], axis=0).all():
+        raise UsageError("a byte to perturb is equal in all captures: a kernel may read it, so do not suspect it")
     for number, other in enumerate(others):
         words = survivors(words, f"as in capture {number}", other)
-    places = words["offset"] - graph.param_start()
-    known = np.any([other[places] != graph.params[places] for other in others], axis=0) if others else places < 0
-    flipped = graph.params.copy()
-    flipped[places] ^= 1
-    words = np.concatenate([words[known], survivors(words[~known], "by a bit", flipped)])
     wild = graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8)
     words = np.sort(survivors(words, "at random", wild), order="offset")
     memory.restore()
-    return [(int(w["offset"]), int(w["width"])) for w in words]
+    return words
 
 
 @dataclass
@@ -133,33 +132,35 @@ class _Perturbation:
     replay_with: Callable[[np.ndarray], None]
     journal: Journal
     how: str
-    place_of: Callable[[int], str]
 
     def survivors(self, words: np.ndarray) -> np.ndarray:
         """Tries all at once, then halves; place by place where several at once were fatal before."""
-        together = self._together("several")
-        # A word is tried in the same company in every launch, so that the journal knows what was fatal.
-        by_place: dict[str, list[int]] = {}
-        for i, offset in enumerate(words["offset"].tolist()):
-            by_place.setdefault(self.place_of(offset), []).append(i)
-        alone = {place: ("noise", self.how, place) for place in by_place}
-        groups = {place: words[chosen] for place, chosen in by_place.items() if alone[place] not in self.journal}
-        if not groups:
-            return words[:0]
-        words = np.concatenate(list(groups.values()))
+        together = self.journal.here("noise", repr(self.graph.key), self.how, "several")
+        left = self.journal.here("noise", repr(self.graph.key), self.how, "left")
+        words = np.concatenate([words[:0], *(g for key, g in self._by_place(words) if key not in self.journal)])
+        if not len(words):
+            return words
         if together not in self.journal:
             if self._harmless(together, words):
                 return words
             kept = self._halved(together, words)
         else:
-            tried = [
-                g if self._harmless(alone[place], g) else self._halved(alone[place], g) for place, g in groups.items()
-            ]
+            tried = [g if self._harmless(key, g) else self._halved(key, g) for key, g in self._by_place(words)]
             kept = np.concatenate(tried)
-        return kept if len(kept) == 0 or self._harmless(self._together("left"), kept) else kept[:0]
+        return kept if len(kept) == 0 or self._harmless(left, kept) else kept[:0]
 
-    def _together(self, which: str) -> tuple[Any, ...]:
-        return self.journal.here("noise", repr(self.graph.key), self.how, which)
+    def _by_place(self, words: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
+        """Words of one meaning, the same bytes of one function's parameters, and the key of their trial.
+
+        Launches find other words, so that those of one place are what the journal can know.
+        """
+        nodes, within = self.graph.nodes_at(words["offset"])
+        places = np.stack([self.graph.nodes["function"][nodes].astype(np.int64), within], axis=1)
+        distinct, group = np.unique(places, axis=0, return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        parts = np.split(words[order], np.flatnonzero(np.diff(group[order])) + 1)
+        keys = [("noise", self.how, f"byte {byte} of function {function}") for function, byte in distinct.tolist()]
+        return list(zip(keys, parts, strict=True)) if len(words) else []
 
     def _halved(self, key: tuple[Any, ...], words: np.ndarray) -> np.ndarray:
         """What survives of words that are not harmless together."""
@@ -172,9 +173,8 @@ class _Perturbation:
     def _harmless(self, key: tuple[Any, ...], words: np.ndarray) -> bool:
         def trial() -> bool:
             params = self.graph.params.copy()
-            for row in words:
-                at, width = int(row["offset"]) - self.graph.param_start(), int(row["width"])
-                params[at : at + width] = self.values[at : at + width]
+            changed = span_bytes(words["offset"], words["width"]) - self.graph.param_start()
+            params[changed] = self.values[changed]
             self.memory.restore()
             self.replay_with(params)
             return self.memory.unmoved(set(), None)

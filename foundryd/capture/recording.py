@@ -18,12 +18,14 @@ import numpy as np
 import foundryd
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.format import image_section
 from foundryd.archive.members import GraphParts, TemplateReader, add_template
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
 from foundryd.errors import ArchiveFormatError
+from foundryd.rankpatch.noise import span_bytes
 from foundryd.session.arrays import decode_outputs, encode_outputs, freeze_key
 
 
@@ -52,6 +54,24 @@ class ContentRecord:
 
 
 @dataclass
+class Proofs:
+    """What a control proved about its rank.
+
+    Attributes
+    ----------
+    dead : addresses of ranges whose content no replay depends on.
+    noise, strays : rows of ``noise_dtype`` on which no output depends: words in which two captures of a rank differ,
+        and words that ``Strays`` named.
+    varied : whether this holds in more than one state of the engine.
+    """
+
+    dead: list[int] = field(default_factory=list)
+    noise: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
+    strays: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
+    varied: bool = False
+
+
+@dataclass
 class Recording:
     """One rank's capture, canonical: equal between ranks but for what depends on the rank."""
 
@@ -77,6 +97,7 @@ class Recording:
     own_window: bool = False  # whether the rank's own memory was open, too
     engine: dict[str, Any] = field(default_factory=dict)  # what the engine's adapter compares when it restores
     notes: dict[str, Any] = field(default_factory=dict)
+    proofs: Proofs | None = None  # of a control
 
     def blocks(self) -> list[np.ndarray]:
         """Every block, in the order in which rules number them (uint8 arrays)."""
@@ -124,7 +145,7 @@ class Recording:
             names = list(graph.nodes.dtype.names or ())
             what = [n for n in names if graph.nodes.dtype.fields[n][1] <= within][-1]  # type: ignore[index]
         else:
-            node, within = graph.node_at(offset)
+            node, within = (int(found[0]) for found in graph.nodes_at(np.array([offset])))
             what = f"parameter byte {within}"
             function = int(graph.nodes["function"][node])
             if function < len(self.functions):
@@ -135,13 +156,6 @@ class Recording:
         function = int(graph.nodes["function"][node])
         name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
         return f"{what} of node {node} ({name}) of graph {graph.key!r}"
-
-    def place(self, graph: Graph, offset: int) -> str:
-        """Names what nodes with one function have in common: a byte of the function's parameters."""
-        node, within = graph.node_at(offset)
-        function = int(graph.nodes["function"][node])
-        name = self.functions[function].name if function < len(self.functions) else f"type {graph.nodes['type'][node]}"
-        return f"parameter byte {within} of {name}"
 
     def structure(self) -> dict[str, Any]:
         """What ranks of one class have in common, by name of the part; compared with ``==``."""
@@ -200,6 +214,7 @@ class Ranked:
 
     rules: np.ndarray
     tables: np.ndarray
+    noise: np.ndarray  # noise_dtype, ordered by (block, offset)
     rank_class: ix.RankClass
     # For each module the images by digest, and each world rank's digest; None where all ranks share one.
     images: list[dict[str, bytes]]
@@ -211,6 +226,7 @@ def unranked(recording: Recording) -> Ranked:
     return Ranked(
         rules=np.zeros(0, _rankpatch.rule_dtype),
         tables=np.zeros(0, np.uint64),
+        noise=np.zeros(0, noise_dtype),
         rank_class=ix.RankClass([recording.rank], [recording.rank], None, None),
         images=[{m.digest: m.image} for m in recording.modules],
         by_rank=[None] * len(recording.modules),
@@ -219,7 +235,7 @@ def unranked(recording: Recording) -> Ranked:
 
 def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Variant:
     """Adds a variant's sections to ``writer`` and returns what the index says of it."""
-    templates, members = _pack_graphs(writer, recording)
+    templates, members = _pack_graphs(writer, recording, ranked.noise)
     blocks = [ix.Block("member", i) for i in range(len(recording.graphs))]
     ops = writer.put("comm_ops", recording.comm_ops)
     blocks.append(ix.Block("comm_ops", 0, ops))
@@ -266,6 +282,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         relocations=writer.put("relocations", np.concatenate([recording.relocations, _in_blocks(recording)])),
         windows=windows,
         engine=recording.engine,
+        noise=writer.put("noise", ranked.noise) if len(ranked.noise) else "",
     )
 
 
@@ -276,14 +293,27 @@ def _in_blocks(recording: Recording) -> np.ndarray:
     return out
 
 
-def _pack_graphs(writer: ArchiveWriter, recording: Recording) -> tuple[list[ix.Template], list[ix.Member]]:
+def _pack_graphs(
+    writer: ArchiveWriter, recording: Recording, noise: np.ndarray
+) -> tuple[list[ix.Template], list[ix.Member]]:
+    """Templates and members; noise of a member has the values that it has in the template's first one.
+
+    The control has tried exactly these: see ``control.prove``.
+    """
     groups: dict[bytes, list[int]] = {}
     for i, graph in enumerate(recording.graphs):
         groups.setdefault(template_key(graph), []).append(i)
     templates: list[ix.Template] = []
     numbers: dict[int, int] = {}
     for places in groups.values():
-        parts = [GraphParts(g.nodes, g.edges, g.attributes, g.params) for g in (recording.graphs[p] for p in places)]
+        first = recording.graphs[places[0]]
+        parts = []
+        for place in places:
+            graph, mine = recording.graphs[place], noise[noise["block"] == place]
+            at = span_bytes(mine["offset"], mine["width"]) - graph.param_start()
+            params = graph.params.copy()
+            params[at] = first.params[at]
+            parts.append(GraphParts(graph.nodes, graph.edges, graph.attributes, params))
         numbers |= dict.fromkeys(places, len(templates))
         templates.append(add_template(writer, parts, places))
     members = [
@@ -303,11 +333,14 @@ def make_index(
 
 def save(recording: Recording, path: Path) -> None:
     """Writes a recording; raises ``ArchiveError``."""
+    proofs = recording.proofs
     with ArchiveWriter(path) as writer:
         variant = pack(writer, recording, unranked(recording))
-        writer.finish(
-            make_index("recording", recording.identity, [variant], {"rank": recording.rank, **recording.notes})
-        )
+        notes = {"rank": recording.rank, **recording.notes}
+        if proofs is not None:
+            words = {name: writer.put("noise", getattr(proofs, name)) for name in ("noise", "strays")}
+            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, **words}
+        writer.finish(make_index("recording", recording.identity, [variant], notes))
 
 
 def load(path: Path) -> Recording:
@@ -318,7 +351,12 @@ def load(path: Path) -> Recording:
             raise ArchiveFormatError(
                 f"{path} is an archive for {len(reader.index.variants)} variants, not the recording of one rank"
             )
-        return unpack(reader, reader.index.variants[0])
+        recording = unpack(reader, reader.index.variants[0])
+        if "proofs" in recording.notes:
+            notes = recording.notes.pop("proofs")
+            words = {name: np.array(reader.array(notes[name], noise_dtype)) for name in ("noise", "strays")}
+            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], **words)
+        return recording
 
 
 def unpack(reader: ArchiveReader, variant: ix.Variant) -> Recording:
@@ -393,6 +431,7 @@ def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
     return Ranked(
         rules=np.array(reader.array(variant.rules, _rankpatch.rule_dtype)),
         tables=np.array(reader.array(variant.tables, np.uint64)),
+        noise=np.array(reader.array(variant.noise, noise_dtype)) if variant.noise else np.zeros(0, noise_dtype),
         rank_class=variant.rank_class,
         images=[{d: bytes(reader.section(image_section(d))) for d in m.digests} for m in variant.modules],
         by_rank=[

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,12 @@ def capture(
         allow_opaque_modules=allow_opaque_modules,
         held_out=_ranks("--held-out", held_out),
     )
-    result = run_capture(output, spec, append=append, progress=lambda text: print(text, file=sys.stderr))
+    started = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    result = run_capture(output, spec, append=append, progress=progress)
     if as_json:
         figures = {
             "archive": str(output),

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.format import image_section
 from foundryd.archive.identity import shown
 from foundryd.archive.index import Variant
@@ -72,6 +73,7 @@ def _variant(reader: ArchiveReader, variant: Variant) -> dict[str, Any]:
         "contents": len(variant.contents),
         "content_bytes": sum(content.bytes for content in variant.contents),
         "rules_bytes": reader.entry(variant.rules).length,
+        "noise_bytes": int(reader.array(variant.noise, noise_dtype)["width"].sum()) if variant.noise else 0,
     }
 
 

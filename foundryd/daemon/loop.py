@@ -37,6 +37,7 @@ class Loop:
         self._poller = zmq.Poller()
         self._callbacks: dict[Source, Callback] = {}
         self._timers: list[Timer] = []
+        self._sweep_at = 64  # timers; most are cancelled long before they are due
         self._order = itertools.count()
         self._posted: deque[Callback] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -55,6 +56,10 @@ class Loop:
 
     def later(self, seconds: float, callback: Callback) -> Timer:
         """Calls ``callback`` once, ``seconds`` from now."""
+        if len(self._timers) >= self._sweep_at:
+            self._timers = [timer for timer in self._timers if timer.callback is not None]
+            heapq.heapify(self._timers)
+            self._sweep_at = max(64, 2 * len(self._timers))
         timer = Timer(time.monotonic() + seconds, next(self._order), callback)
         heapq.heappush(self._timers, timer)
         return timer
@@ -72,15 +77,19 @@ class Loop:
     def run(self) -> None:
         """Runs until ``stop``.  An exception of a callback ends it: what a peer can cause is caught where it occurs."""
         while not self._stopped:
-            for source, _ in self._poller.poll(self._timeout()):
-                callback = self._callbacks.get(source)
-                if callback is not None:  # an earlier callback of this round may have removed it
-                    callback()
-            now = time.monotonic()
-            while self._timers and self._timers[0].deadline <= now:
-                timer = heapq.heappop(self._timers)
-                if timer.callback is not None:
-                    timer.callback()
+            self.turn()
+
+    def turn(self) -> None:
+        """Waits until something is due and runs what is, once."""
+        for source, _ in self._poller.poll(self._timeout()):
+            callback = self._callbacks.get(source)
+            if callback is not None:  # an earlier callback of this round may have removed it
+                callback()
+        now = time.monotonic()
+        while self._timers and self._timers[0].deadline <= now:
+            timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()
 
     def close(self) -> None:
         """Frees the loop's descriptor."""

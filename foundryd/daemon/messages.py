@@ -463,3 +463,7 @@ def reason_label(reason: str) -> str:
 
 
 _BY_REASON = {k: v for k, v in _subclasses(FoundrydError).items() if v.__module__ == errors.__name__}
+
+# What msgspec works out about a union at its first use takes longer than all else of an attach: done with the imports.
+for _union in (FromClient, FromDaemon):
+    msgspec.msgpack.Decoder(_union)

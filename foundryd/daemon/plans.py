@@ -22,8 +22,8 @@ def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) ->
     """The plan of one rank in sealed memory; raises what the computation raises, as a ``FoundrydError``."""
     try:
         fault("plan")
-        data = tools.compute_plan(resident.reader, variant, rank)
-        return Sealed.from_bytes(f"foundryd:plan:{variant}:{rank}", data)
+        pieces = tools.compute_plan(resident.reader, variant, rank)
+        return Sealed.from_bytes(f"foundryd:plan:{variant}:{rank}", *pieces)
     except FoundrydError:
         raise
     except Exception as error:

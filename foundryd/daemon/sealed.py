@@ -81,9 +81,17 @@ class Sealed:
         return cls(fd, size)
 
     @classmethod
-    def from_bytes(cls, name: str, data: bytes | memoryview) -> Sealed:
-        """Sealed memory with these bytes."""
-        return cls.create(name, len(data), lambda fd: _write_all(fd, data))
+    def from_bytes(cls, name: str, *pieces: bytes | memoryview) -> Sealed:
+        """Sealed memory with these bytes, one piece behind the other."""
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+
+        def fill(fd: int) -> None:
+            offset = 0
+            for view in views:
+                _write_all(fd, view, offset)
+                offset += len(view)
+
+        return cls.create(name, sum(map(len, views)), fill)
 
     @classmethod
     def adopt(cls, fd: int, size: int, giver: str = "the daemon") -> Sealed:
@@ -130,8 +138,8 @@ class Sealed:
             self.fd = -1
 
 
-def _write_all(fd: int, data: bytes | memoryview) -> None:
-    view = memoryview(data).cast("B")
-    offset = 0
-    while offset < len(view):
-        offset += os.pwrite(fd, view[offset:], offset)
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]

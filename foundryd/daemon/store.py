@@ -250,10 +250,12 @@ def parse_archives(texts: Iterable[str]) -> list[tuple[str, Path]]:
     """Names and absolute paths of ``PATH`` or ``NAME=PATH``; raises ``UsageError`` when a name occurs twice."""
     found: dict[str, Path] = {}
     for text in texts:
-        name, equals, rest = text.partition("=")
-        # A path may contain "=" itself; a name has no slash.
-        named = equals and name and "/" not in name and not Path(text).exists()
-        path = Path(rest if named else text).absolute()
+        # A path may contain "=" itself, and so may a name that is a file's stem (model-ep=8): before an absolute path
+        # all of it is the name.  A name has no slash.
+        cut = text.find("=/") if "=/" in text else text.find("=")
+        name = text[:cut] if cut > 0 else ""
+        named = name and "/" not in name and not Path(text).exists()
+        path = Path(text[cut + 1 :] if named else text).absolute()
         name = name if named else archive_name(path)
         if name in found:
             raise UsageError(

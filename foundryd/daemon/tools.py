@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ class ArchiveTools:
     digest : hexadecimal digest that names the content of a reader's archive.
     verify : raises ``ArchiveError`` unless every byte of the reader's archive is what was written.
     inflated_size, inflate : bytes of the inflated archive, and writing it to a descriptor of that size.
-    compute_plan : bytes of the plan of (reader, variant name, rank).
+    compute_plan : bytes of the plan of (reader, variant name, rank), in pieces.
     """
 
     open: Callable[[Path], Any]
@@ -47,7 +47,7 @@ class ArchiveTools:
     verify: Callable[[Any], object]
     inflated_size: Callable[[Any], int]
     inflate: Callable[[Any, int], object]
-    compute_plan: Callable[[Any, str, int], bytes]
+    compute_plan: Callable[[Any, str, int], Sequence[bytes | memoryview]]
 
     @classmethod
     def default(cls) -> ArchiveTools:
@@ -66,5 +66,5 @@ class ArchiveTools:
             verify=verify,
             inflated_size=inflated_size,
             inflate=inflate,
-            compute_plan=lambda reader, variant, rank: compute_plan(reader, variant, rank).to_bytes(),
+            compute_plan=lambda reader, variant, rank: compute_plan(reader, variant, rank).pieces(),
         )

@@ -15,7 +15,7 @@ from foundryd._native import _rankpatch
 from foundryd.errors import UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, Truth, explain
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import HALVES, ProvenNoise, Strays, byte_mask, positions_of, proven_bytes
+from foundryd.rankpatch.noise import HALVES, ProvenNoise, byte_mask, entries, positions_of, proven_bytes, span_bytes
 from foundryd.rankpatch.sampling import WHOLE, missing_ranks
 from foundryd.rankpatch.words import (
     BYTES_OF_MASK,
@@ -70,7 +70,7 @@ def infer(
     control: RankView | None = None,
     repeats: Sequence[RankView] = (),
     proven_noise: ProvenNoise = (),
-    proven_strays: Strays = (),
+    proven_strays: ProvenNoise = (),
     fields: Sequence[Fields] | None = None,
     describe: Describe | None = None,
     complete: bool = False,
@@ -163,7 +163,9 @@ class _Work:
         self.tables: list[tuple[Rules, Words64]] = []  # rules and their values [rules][views]
         self.conflicts: set[frozenset[int]] = set()
 
-    def run(self, fields: list[npt.NDArray[np.int64]], proven_noise: ProvenNoise, proven_strays: Strays) -> Inference:
+    def run(
+        self, fields: list[npt.NDArray[np.int64]], proven_noise: ProvenNoise, proven_strays: ProvenNoise
+    ) -> Inference:
         lengths = [len(b) for b in self.views[0].blocks]
         words = differing_words([view.blocks for view in (*self.views, *self.again)], fields)
         values = words.values[:, : len(self.views)]
@@ -206,15 +208,17 @@ class _Work:
             for start, width in pieces_of(mask):
                 self.rules.append(_rules(words, chosen, start, width, RuleKind.NOISE))
 
-    def _add_unseen(self, words: Words, proven_strays: Strays) -> None:
+    def _add_unseen(self, words: Words, proven_strays: ProvenNoise) -> None:
         """Adds noise for strays in which these captures do not differ, but another did."""
-        for block, offset, width in proven_strays:
-            mine = words.block == block
-            rules = _no_rules(width)
-            rules["block"], rules["offset"], rules["width"] = block, offset + np.arange(width), 1
-            rules["kind"] = RuleKind.NOISE
-            seen = positions_of(words.offset[mine], words.inside[mine])
-            self.rules.append(rules[~np.isin(rules["offset"], seen)])
+        table = entries(proven_strays)
+        for number in np.unique(table[0]).tolist():
+            stray, seen = table[0] == number, words.block == number
+            free = np.setdiff1d(
+                span_bytes(table[1][stray], table[2][stray]), positions_of(words.offset[seen], words.inside[seen])
+            )
+            rules = _no_rules(len(free))
+            rules["block"], rules["offset"], rules["width"], rules["kind"] = number, free, 1, RuleKind.NOISE
+            self.rules.append(rules)
 
     def _add_affine(self, words: Words, values: Words64, settled: Bits, open_: npt.NDArray[np.int64]) -> Truth:
         """Adds affine rules for the words that have them and says which do."""

@@ -8,11 +8,11 @@ arena holds.  The capture perturbs each suspect and replays; if outputs stay the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.errors import UsageError
 from foundryd.rankpatch.words import (
     Bits,
@@ -24,15 +24,8 @@ from foundryd.rankpatch.words import (
     check_fields,
     check_views,
     differing_words,
-    gather,
     locate,
 )
-
-noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4"), ("differs", "<u4")])
-"""Neighbouring bytes to perturb together; ``differs`` is 1 if the control has another value there."""
-
-Spans = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
-"""Starts and ends of address ranges, ascending."""
 
 ProvenNoise = npt.NDArray[np.void] | Iterable[tuple[int, ...]]
 """(block, offset) or (block, offset, width) of words proven harmless, or an array of ``noise_dtype``.  Without a width
@@ -43,8 +36,6 @@ Strays = Sequence[tuple[int, int, int]]
 
 HALVES = (0x0F, 0xF0)
 
-_FAR_UP = np.uint64(1 << 44)
-
 
 def noise_candidates(
     view: RankView,
@@ -52,15 +43,13 @@ def noise_candidates(
     fields: Sequence[Fields] | None = None,
     *,
     others: Sequence[RankView] = (),
-    mapped: Spans | None = None,
 ) -> npt.NDArray[np.void]:
     """The bytes to perturb, as ``noise_dtype`` ascending by (block, offset).
 
     Where two captures of one rank differ somewhere in four aligned bytes, those of the four that differ in any
     capture are suspects; the rest may be a flag or a small number that a kernel reads, beside garbage in padding, and
     to perturb it could send a kernel astray.  ``others`` are captures of any ranks: the more of them, the fewer
-    bytes of garbage are equal by chance.  Where such bytes are part of an address of host memory that ``mapped``
-    holds (of ``view``'s process), all of it is suspect: the bytes of a stale pointer are seldom all different.
+    bytes of garbage are equal by chance.
     What lies between fields cannot be read by a kernel and needs no proof.
 
     Raises
@@ -84,15 +73,12 @@ def noise_candidates(
     suspect = np.zeros_like(moved)
     for half in HALVES:
         suspect |= np.where(moved & half != 0, differs & half, 0).astype(np.uint8)
-    rows: list[tuple[int, int, int, int]] = []
+    rows = [_no_words(0)]
     for number in np.unique(words.block).tolist():
         mine = words.block == number
         chosen = positions_of(words.offset[mine], suspect[mine])
-        if mapped is not None:
-            chosen = np.union1d(chosen, _stale_pointers(view.blocks[number], chosen, bounds[number], mapped))
-        changed = np.isin(chosen, positions_of(words.offset[mine], moved[mine]))
-        rows += [(number, *run) for run in _runs(chosen, changed)]
-    return np.array(rows, dtype=noise_dtype)
+        rows.append(_runs(number, chosen))
+    return np.concatenate(rows)
 
 
 def stray_candidates(
@@ -105,23 +91,24 @@ def stray_candidates(
 
     ``but`` are candidates already; strays of blocks that ``view`` does not have are left out.
     """
-    by_block: dict[int, list[Integers]] = {}
-    for number, offset, size in strays:
-        by_block.setdefault(number, []).append(offset + np.arange(size))
-    rows: list[tuple[int, int, int, int]] = []
-    for number in sorted(by_block.keys() & set(range(len(view.blocks)))):
-        positions = np.unique(np.concatenate(by_block[number]))
+    wanted = np.array(sorted(strays), dtype=np.int64).reshape(-1, 3)
+    rows = [_no_words(0)]
+    for number in np.unique(wanted[wanted[:, 0] < len(view.blocks), 0]).tolist():
+        mine = wanted[wanted[:, 0] == number]
+        positions = np.unique(span_bytes(mine[:, 1], mine[:, 2]))
         block = view.blocks[number]
         differs = np.any([other.blocks[number][positions] != block[positions] for other in others], axis=0)
         known = but[but["block"] == number]
-        taken = [_bytes_of(known["offset"][known["width"] == w], w) for w in np.unique(known["width"]).tolist()]
-        free = np.setdiff1d(positions[differs], np.concatenate([np.empty(0, np.int64), *taken]))
-        rows += [(number, *run) for run in _runs(free, np.zeros(len(free), dtype=bool))]
-    return np.array(rows, dtype=noise_dtype)
+        free = np.setdiff1d(positions[differs], span_bytes(known["offset"], known["width"]))
+        rows.append(_runs(number, free))
+    return np.concatenate(rows)
 
 
-def _bytes_of(offset: npt.NDArray[np.integer], width: int) -> Integers:
-    positions: Integers = (offset.astype(np.int64)[:, None] + np.arange(width)).ravel()
+def span_bytes(offset: npt.NDArray[np.integer], width: npt.NDArray[np.integer]) -> Integers:
+    """Every byte position of spans, one span after another."""
+    ends = np.cumsum(width, dtype=np.int64)
+    first = offset.astype(np.int64) - (ends - width)
+    positions: Integers = np.repeat(first, width) + np.arange(ends[-1] if len(ends) else 0)
     return positions
 
 
@@ -132,45 +119,20 @@ def positions_of(offset: Integers, mask: Bits) -> Integers:
     return positions
 
 
-def _stale_pointers(block: npt.NDArray[np.uint8], suspects: Integers, fields: Integers, mapped: Spans) -> Integers:
-    """Positions of all bytes of host addresses that have a suspect byte; addresses lie on multiples of 4 in a field."""
-    begin, end = fields[:, 0], fields[:, 0] + fields[:, 1]
-    at = np.searchsorted(begin, suspects, side="right") - 1
-    # Undeclared bytes are one field.
-    outside = suspects >= end[at]
-    low = np.where(outside, end[at], begin[at])
-    high = np.where(outside, np.append(begin[1:], len(block))[at], end[at])
-    unit = low + (suspects - low) // 4 * 4
-    # An address that moves does so in its lower half, too.  Where only the upper one differs it may be what is left of
-    # an address, in the padding behind a number that a kernel reads.
-    places = np.unique(unit[(unit >= low) & (unit + 8 <= high)])
-    values = gather(block, places, np.full_like(places, 8))
-    span = np.searchsorted(mapped[0], values, side="right") - 1
-    inside = (span >= 0) & (values < mapped[1][np.maximum(span, 0)])
-    # Far up only: low addresses are like small numbers, and to perturb a number may send a kernel astray.
-    inside &= values >= _FAR_UP
-    addresses: Integers = (places[inside][:, None] + np.arange(8)).ravel()
-    return addresses
-
-
-def _runs(positions: Integers, changed: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:
-    """(offset, width, differs) of neighbours inside four aligned bytes that are alike in ``changed``."""
+def _runs(number: int, positions: Integers) -> npt.NDArray[np.void]:
+    """Neighbours inside four aligned bytes of one block, as ``noise_dtype``."""
     if not len(positions):
-        return []
-    cut = (np.diff(positions) != 1) | (positions[1:] % 4 == 0) | (changed[1:] != changed[:-1])
+        return _no_words(0)
+    cut = (np.diff(positions) != 1) | (positions[1:] % 4 == 0)
     first = np.concatenate(([0], np.flatnonzero(cut) + 1))
-    width = np.diff(np.append(first, len(positions)))
-    return list(zip(positions[first].tolist(), width.tolist(), changed[first].astype(int).tolist(), strict=True))
+    rows = _no_words(len(first))
+    rows["block"], rows["offset"] = number, positions[first]
+    rows["width"] = np.diff(np.append(first, len(positions)))
+    return rows
 
 
-def process_memory() -> Spans:
-    """The ranges of this process's own host memory: where its stale pointers point."""
-    lines = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
-    # A driver reserves terabytes, and maps devices a few gigabytes up, where two small numbers side by side look like
-    # an address.
-    spans = [span.split("-") for span, rights, _ in lines if rights[0] == "r" and rights[3] == "p"]
-    edges = np.array([[int(low, 16), int(high, 16)] for low, high in spans], dtype=np.uint64).reshape(-1, 2)
-    return edges[:, 0].copy(), edges[:, 1].copy()
+def _no_words(count: int) -> npt.NDArray[np.void]:
+    return np.zeros(count, dtype=noise_dtype)
 
 
 def byte_mask(difference: npt.NDArray[np.uint64]) -> Bits:
@@ -181,7 +143,7 @@ def byte_mask(difference: npt.NDArray[np.uint64]) -> Bits:
 
 def proven_bytes(proven: ProvenNoise, words: Words, fields: Sequence[Integers], lengths: Sequence[int]) -> Bits:
     """Mask of the bytes of each word that are proven noise; raises ``UsageError`` for words that no block has."""
-    block, offset, width = _entries(proven)
+    block, offset, width = entries(proven)
     masks = np.zeros(len(words), dtype=np.uint8)
     if not len(block):
         return masks
@@ -200,7 +162,7 @@ def proven_bytes(proven: ProvenNoise, words: Words, fields: Sequence[Integers], 
             shift = np.where(kind == Kind.STRUCT, (begin[unsized] - start) // 4 * 4, 0)
             begin[unsized] = start + shift
             bytes_[unsized] = np.where(kind == Kind.STRUCT, np.minimum(4, size - shift), size)
-        covered = np.unique(np.concatenate([(b + np.arange(w)).ravel() for b, w in _by_width(begin, bytes_)]))
+        covered = np.unique(span_bytes(begin, bytes_))
         inside = np.flatnonzero(words.block == number)
         for byte in range(8):
             found = np.isin(words.offset[inside] + byte, covered) & (words.size[inside] > byte)
@@ -208,14 +170,10 @@ def proven_bytes(proven: ProvenNoise, words: Words, fields: Sequence[Integers], 
     return masks
 
 
-def _entries(proven: ProvenNoise) -> tuple[Integers, Integers, Integers]:
+def entries(proven: ProvenNoise) -> tuple[Integers, Integers, Integers]:
+    """Block, offset and width of each word; a width of 0 is none."""
     if isinstance(proven, np.ndarray) and proven.dtype.names:
         table = np.stack([proven[name].astype(np.int64) for name in ("block", "offset", "width")], axis=1)
     else:
         table = np.array([(*row, 0)[:3] for row in proven], dtype=np.int64).reshape(-1, 3)
     return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()
-
-
-def _by_width(begin: Integers, width: Integers) -> list[tuple[Integers, int]]:
-    """Entries of one width each, as columns to add byte numbers to; widths are few."""
-    return [(begin[width == one][:, None], one) for one in np.unique(width).tolist()]

@@ -91,6 +91,10 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """The plan as one piece of memory, for ``from_buffer``."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> tuple[bytes, memoryview]:
+        """The same as what lies before the writes, and the writes as they are: a large plan is copied only once."""
         header = msgspec.msgpack.encode(
             _Header(
                 self.variant,
@@ -104,7 +108,7 @@ class Plan:
         )
         prefix = _PREFIX.pack(_MAGIC, len(header), len(self.writes))
         padding = bytes(-(len(prefix) + len(header)) % _ALIGNMENT)
-        return b"".join((prefix, header, padding, self.writes.tobytes()))
+        return b"".join((prefix, header, padding)), np.ascontiguousarray(self.writes).view(np.uint8).data
 
     @classmethod
     def from_buffer(cls, buffer: Buffer) -> Plan:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -19,6 +19,10 @@ _KINDS = (
 )  # fmt: skip
 _NONE = 0xFFFFFFFF
 _GLANCE = 0.01  # seconds to look for what is there already
+
+# Ranks of each communicator, then the ops: [place in those, kind, type, reduction, count, root].  A world of 64 with an
+# all-to-all of sends and receives has hundreds of ops, and every rank gets every rank's list.
+OpList = list[list[list[int]]]
 
 
 class Agreement:
@@ -36,8 +40,12 @@ class Agreement:
 
         Raises ``PeerFailed`` if a rank gave up instead, ``DeadlineExceeded`` if one stays silent.
         """
+        return list(self.each(phase, value))
+
+    def each(self, phase: str, value: Any) -> Iterator[Any]:
+        """The same, with every rank's value only when it is asked for: a rank need not hold all of them at a time."""
         self._store.set(self._key(phase, self._rank), msgpack.packb({"value": value}))
-        return [self._read(phase, rank, self._deadline) for rank in range(self._world)]
+        return (self._read(phase, rank, self._deadline) for rank in range(self._world))
 
     def fail(self, phases: Sequence[str], reason: str) -> None:
         """Tells the others, in every phase that they may be waiting in, that this rank gave up."""
@@ -88,53 +96,65 @@ class Agreement:
         )
 
 
-def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> list[list[Any]]:
-    """What a rank will issue, for peers to compare: [ranks of the communicator, kind, type, reduction, count, root].
+def describe_ops(ops: np.ndarray, members: Callable[[int], Sequence[int]]) -> OpList:
+    """What a rank will issue, for peers to compare.
 
     Peers of sends and receives differ by nature and are left out, like addresses.
     """
+    slots = sorted(set(ops["communicator"].tolist()))
     out = []
     for op in ops:
         kind = int(op["kind"])
         root = int(op["peer"]) if kind < len(_KINDS) and _KINDS[kind] not in ("send", "recv") else _NONE
-        out.append(
-            [
-                list(members(int(op["communicator"]))),
-                kind,
-                int(op["datatype"]),
-                int(op["reduction"]),
-                int(op["count"]),
-                root,
-            ]
-        )
-    return out
+        place = slots.index(int(op["communicator"]))
+        out.append([place, kind, int(op["datatype"]), int(op["reduction"]), int(op["count"]), root])
+    return [[list(members(slot)) for slot in slots], out]
 
 
-def check_op_lists(mine: list[list[Any]], rank: int, all_lists: list[list[list[Any]]]) -> None:
-    """Raises ``OpListMismatch`` naming the first op in which two ranks of a communicator differ."""
-    for peer, theirs in enumerate(all_lists):
+def check_op_lists(mine: OpList, rank: int, all_lists: Iterable[OpList]) -> None:
+    """Raises ``OpListMismatch`` naming the first op in which two ranks of a communicator differ.
+
+    ``all_lists`` has every rank's, by rank; each is looked at before the next one is taken.
+    """
+    groups, ops = mine
+    members = [frozenset(group) for group in groups]
+    for peer, published in enumerate(all_lists):
         if peer == rank:
             continue
-        ours = [op for op in mine if peer in op[0]]
-        other = [op for op in theirs if rank in op[0]]
-        for place in range(max(len(ours), len(other))):
+        try:
+            their_groups, their_ops = published
+            readable = all(len(op) == 6 and 0 <= op[0] < len(their_groups) for op in their_ops)
+        except (TypeError, ValueError):
+            readable = False
+        if not readable:
+            raise ProtocolError(
+                f"rank {peer} published a list of collectives that rank {rank} cannot read: use one foundryd on all "
+                "ranks"
+            )
+        # Groups of the peer by their place in this rank's list: ops are many and groups are few.
+        places = [groups.index(group) if group in groups else -1 for group in their_groups]
+        shared = [rank in group for group in their_groups]
+        ours = [op for op in ops if peer in members[op[0]]]
+        theirs = [op for op in their_ops if shared[op[0]]]
+        for place in range(max(len(ours), len(theirs))):
             a = ours[place] if place < len(ours) else None
-            b = other[place] if place < len(other) else None
-            if a is None or b is None or not _match(a, b):
+            b = theirs[place] if place < len(theirs) else None
+            if a is None or b is None or places[b[0]] != a[0] or not _match(a, b):
                 raise OpListMismatch(
-                    f"collective {place} that ranks {rank} and {peer} share is {_say(a)} on rank {rank} and "
-                    f"{_say(b)} on rank {peer}: start every rank of the group from the same archive and variant"
+                    f"collective {place} that ranks {rank} and {peer} share is {_say(a, groups)} on rank {rank} and "
+                    f"{_say(b, their_groups)} on rank {peer}: start every rank of the group from the same archive and "
+                    "variant"
                 )
 
 
-def _match(a: list[Any], b: list[Any]) -> bool:
+def _match(a: list[int], b: list[int]) -> bool:
     pair = {_KINDS[op[1]] if op[1] < len(_KINDS) else "" for op in (a, b)}
     point_to_point = bool(pair & {"send", "recv"})
-    return a[0] == b[0] and a[2:] == b[2:] and (point_to_point or a[1] == b[1])
+    return a[2:] == b[2:] and (point_to_point or a[1] == b[1])
 
 
-def _say(op: list[Any] | None) -> str:
+def _say(op: list[int] | None, groups: Sequence[Sequence[int]]) -> str:
     if op is None:
         return "missing"
     kind = _KINDS[op[1]] if op[1] < len(_KINDS) else f"kind {op[1]}"
-    return f"{kind} of {op[4]} elements of type {op[2]} over ranks {op[0]}"
+    return f"{kind} of {op[4]} elements of type {op[2]} over ranks {list(groups[op[0]])}"

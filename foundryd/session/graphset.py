@@ -219,5 +219,5 @@ class GraphSet:
             others = [load(p) for p in self._settings.references]
             trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
             modules = self._recorder.module_ids
-            recording.notes.update(prove(self._hook, recording, others, self._natives, modules, trials))
+            recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
         save(recording, self._settings.recording)

@@ -284,7 +284,7 @@ class Session:
             materializer.check_windows()
             if agreement is not None:
                 mine = describe_ops(materializer.comm_ops, lambda slot: self.plan.communicators[slot])
-                check_op_lists(mine, self.plan.rank, agreement.exchange("ops", mine))
+                check_op_lists(mine, self.plan.rank, agreement.each("ops", mine))
         with self._phase("communication"):
             materializer.reissue()
         with self._phase("graphs"):

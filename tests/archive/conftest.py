@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from foundryd.archive.dtypes import Records, records
+from foundryd.archive.dtypes import Records, noise_dtype, records
 from foundryd.archive.identity import MachineIdentity
 from foundryd.archive.index import (
     Block,
@@ -62,6 +62,7 @@ class Draft:
     rules: Any = None
     tables: Any = None
     relocations: Any = None
+    noise: Any = None
     content: bytes = b"content!" * 40
     variable: bytes = b"global.."
     windows: Any = None  # fdy_window, and then the archive has windows
@@ -99,6 +100,9 @@ class Draft:
         )
         self.tables = np.arange(9, dtype="<u8")
         self.relocations = np.array([(0, params + 16, 0, 0, 24)], self.dtypes.relocation)
+        self.noise = np.array(
+            [(0, params + 12, 4), (1, params + 12, 4)], noise_dtype
+        )  # behind the first kernel's fields
 
     def write(self, path: Path) -> Path:
         """Writes the archive and returns its path."""
@@ -155,6 +159,7 @@ class Draft:
             tables=writer.put("tables", self.tables),
             relocations=writer.put("relocations", self.relocations),
             windows=windows,
+            noise=writer.put("noise", self.noise),
         )
 
 

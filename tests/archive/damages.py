@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from foundryd.archive.format import ALIGNMENT, HEADER, Header, align, digest
+from foundryd.archive.format import ALIGNMENT, HEADER, MINOR, Header, align, digest
 from foundryd.archive.reader import ArchiveReader
 
 # What words of a damaged section and numbers of a damaged index become.
@@ -269,7 +269,7 @@ def _header(parts: Parts, rng: Random) -> tuple[str, bytes]:
     if name == "index_digest":
         value: Any = rng.randbytes(16)
     elif name in ("major", "min_reader"):
-        value = rng.choice((0, 2, 9, 0xFFFF)) if name == "major" else rng.choice((2, 9, 0xFFFF))
+        value = rng.choice((0, 2, 9, 0xFFFF)) if name == "major" else rng.choice((MINOR + 1, 9, 0xFFFF))
     else:
         value = min(_near(getattr(good, name), rng), (1 << 64) - 1)
     return f"{name} is {value}", parts.join(**{name: value})

@@ -86,6 +86,10 @@ def overlap(draft: Any) -> None:
     draft.allocations["bytes"][0] += 1
 
 
+def shift_noise(draft: Any) -> None:
+    draft.noise["offset"][0] -= 4
+
+
 def shift_rules(draft: Any) -> None:
     draft.rules["offset"][0] += 6
 
@@ -152,6 +156,13 @@ ARRAYS: dict[str, tuple[Callable[[Any], None], str]] = {
     "cycle": (edge(4, "to", 1), "its edges form a cycle"),
     "loop": (edge(0, "to", 0), "its edges form a cycle"),
     "edge reserved": (edge(0, "reserved", 1), "edge 0 has reserved bytes set"),
+    "noise block": (put("noise", 1, "block", 5), "run of noise 1 has a block that is not one of 5"),
+    "noise offset": (put("noise", 1, "offset", 1 << 20), "run of noise 1 reaches beyond the end of its block"),
+    "noise width": (put("noise", 0, "width", 0), "run of noise 0 has no bytes"),
+    "noise order": (put("noise", 0, "block", 2), "run of noise 0 is not wholly before the next one"),
+    "noise in a template": (put("noise", 0, "offset", 40), "run of noise 0 is in a part of a node that belongs to the"),
+    "noise and rule": (shift_noise, "a rule and a run of noise are both at offset"),
+    "noise and relocation": (put("noise", 0, "width", 5), "a relocation and a run of noise are both at offset"),
     "rule and relocation": (shift_rules, "a rule and a relocation are both at offset"),
 }
 

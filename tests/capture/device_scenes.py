@@ -265,13 +265,13 @@ def noise_in_one_state_only(d: Device) -> Any:
 
     d.at["out"] = d.add("wide", "io", 4 * SIZE)
     rows = np.zeros(2, noise_dtype)
-    rows["offset"], rows["width"], rows["differs"] = graph.param_start() + np.array([0, 8]), 4, 1
+    rows["offset"], rows["width"] = graph.param_start() + np.array([0, 8]), 4
     found = []
     with Memory(d.hook) as memory:
         for state in (0, 1):
             d.write("kv", np.full(SIZE, state, np.uint8))
             proven = prove_noise(memory, graph, rows, [graph.params ^ 1], replay_with, np.random.default_rng(0))
-            found.append([offset - graph.param_start() for offset, _ in proven])
+            found.append((proven["offset"] - graph.param_start()).tolist())
     return found
 
 

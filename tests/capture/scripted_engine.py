@@ -20,7 +20,7 @@ from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.capture.canonical import KERNEL, NONE, Graph
 from foundryd.capture.journal import Journal, read_strays
-from foundryd.capture.recording import ModuleRecord, Recording, load, save
+from foundryd.capture.recording import ModuleRecord, Proofs, Recording, load, save
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays, noise_candidates, noise_dtype, stray_candidates
@@ -136,24 +136,22 @@ def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: in
     )  # fmt: skip
 
 
-def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> list[list[int]]:
+def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> np.ndarray:
     """Everything that may be noise is."""
     if script == "fatal":
         for trial in ("one", "two"):
             journal.attempt((trial,), lambda: os._exit(9))
     same, *others = sorted(references, key=lambda r: r.rank != ours.rank)
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, same, *others)]
-    rows = noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
-    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows]
+    return noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
 
 
-def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> list[list[int]]:
+def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> np.ndarray:
     """Outputs depend on every number of the first parameter; only garbage is harmless."""
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, *references)]
     rows = stray_candidates(views[0], views, strays, np.zeros(0, noise_dtype))
     start = ours.graphs[0].param_start()
-    harmless = {start + 5, *range(start + 16, start + 17 + UNREAD)}
-    return [[int(r["block"]), int(r["offset"]), int(r["width"])] for r in rows if int(r["offset"]) in harmless]
+    return rows[np.isin(rows["offset"], [start + 5, *range(start + 16, start + 17 + UNREAD)])]
 
 
 def main() -> None:
@@ -169,10 +167,9 @@ def main() -> None:
     made = recording(settings.rank, Mesh.parse(settings.variant), **SCRIPTS[script](launch))
     if launch.control:
         references = [load(p) for p in settings.references]
-        made.notes["proven_noise"] = prove(made, references, Journal(settings.journal), script)
-        made.notes["varied"] = script in VARIED
+        noise = prove(made, references, Journal(settings.journal), script)
         strays = read_strays(settings.strays) if script in VARIED else []
-        made.notes["proven_strays"] = prove_strays(made, references, strays)
+        made.proofs = Proofs([], noise, prove_strays(made, references, strays), script in VARIED)
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
     save(made, settings.recording)

@@ -161,6 +161,12 @@ def test_memory_without_a_name_is_refused() -> None:
         assert ".nv.global has 32 bytes" in unreadable(elf_module.variables, Cubin(whole.sections, symbols, {}).build())
 
 
+def test_a_variable_without_a_name_is_refused() -> None:
+    nameless = Cubin({".nv.global": (4, 4)}, [Symbol("", ".nv.global")])
+    with pytest.raises(UnreadableImage, match="one of its variables has no name"):
+        listings(nameless.build(), (9, 0))
+
+
 def test_what_the_driver_cannot_tell_is_refused() -> None:
     twice = Cubin({".nv.global": (8, 4)}, [Symbol("a", ".nv.global"), Symbol("a", ".nv.global", 4)])
     assert unreadable(elf_module.variables, twice.build()) == "2 of its variables are named a"

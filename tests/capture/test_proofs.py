@@ -11,6 +11,7 @@ from foundryd.capture.canonical import Graph
 from foundryd.capture.journal import Journal
 from foundryd.capture.proofs import prove_dead, prove_noise
 from foundryd.capture.snapshots import Memory
+from foundryd.errors import UsageError
 from foundryd.rankpatch.noise import noise_dtype
 from foundryd.session.arena import ARENAS
 
@@ -91,17 +92,22 @@ def test_memory_is_afterwards_as_it_was():
     assert all((device.bytes[a] == before[a]).all() for a in before)
 
 
-def rows(*offsets, differs=1):
+def rows(*offsets):
     out = np.zeros(len(offsets), noise_dtype)
-    out["offset"], out["width"], out["differs"] = offsets, 4, differs
+    out["offset"], out["width"] = offsets, 4
     return out
 
 
-def member(words):
-    nodes = np.zeros(1, _hook.node_dtype)
+def member(words, nodes=1):
+    nodes = np.zeros(nodes, _hook.node_dtype)
     params = np.array(words, np.uint32).view(np.uint8).copy()
-    nodes["param_bytes"] = len(params)
+    nodes["param_bytes"] = len(params) // len(nodes)
+    nodes["param_offset"] = np.arange(len(nodes)) * nodes["param_bytes"]
     return Graph(("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
+
+
+def prove(*arguments):
+    return [(int(word["offset"]), int(word["width"])) for word in prove_noise(*arguments)]
 
 
 @pytest.mark.parametrize("used", [(), (1,), (0, 2)])
@@ -116,36 +122,34 @@ def test_noise_is_what_no_output_depends_on(used):
 
     words = rows(start, start + 4, start + 8)
     other = graph.params ^ 1
-    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
+    proven = prove(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
     assert proven == [(start + 4 * i, 4) for i in range(3) if i not in used]
 
 
 def test_functions_and_launch_dimensions_are_never_noise():
     graph = member([1])
     words = rows(4, 8)  # inside the node
-    assert (
-        prove_noise(Memory(HostMemory()), graph, words, [graph.params], lambda _: None, np.random.default_rng(0)) == []
-    )
+    assert prove(Memory(HostMemory()), graph, words, [graph.params], lambda _: None, np.random.default_rng(0)) == []
 
 
 def test_a_word_that_matters_is_never_overwritten_with_nonsense():
-    """Neither it nor a half beside noise: as an index it would take the whole process down."""
+    """As an index it would take the whole process down."""
     device = HostMemory()
-    graph = member([5, 6, 7, 8, 10, 11])
+    graph = member([5, 6, 7, 8])
     start = graph.param_start()
     other = graph.params.copy()
-    other.view(np.uint32)[[0, 2, 5]] = 9, 9, 9
+    other.view(np.uint32)[[0, 2, 3]] ^= 0x04040404
 
     def replay_with(params):
-        live, size = params.view(np.uint32)[[0, 4]]
-        assert live in (5, 9)
-        assert size in (10, 11)
-        device.bytes[OUT].view(np.uint32)[:] = live + size
+        live = int(params.view(np.uint32)[0])
+        assert live in (5, 5 ^ 0x04040404)
+        device.bytes[OUT].view(np.uint32)[:] = live
 
-    pairs = ((0, 1), (1, 0), (2, 1), (3, 0), (4, 0), (5, 1))  # the last is garbage in the padding after a size
-    words = np.concatenate([rows(start + 4 * i, differs=differs) for i, differs in pairs])
-    proven = prove_noise(Memory(device), graph, words, [other], replay_with, np.random.default_rng(0))
-    assert proven == [(start + 4 * i, 4) for i in (1, 2, 3, 5)]
+    words = rows(start, start + 8, start + 12)
+    generator = np.random.default_rng(0)
+    assert prove(Memory(device), graph, words, [other], replay_with, generator) == [(start + 8, 4), (start + 12, 4)]
+    with pytest.raises(UsageError, match="equal in all captures"):
+        prove(Memory(device), graph, rows(start + 4), [other], replay_with, generator)
 
 
 class Astray(Exception):
@@ -155,7 +159,7 @@ class Astray(Exception):
 def test_what_was_fatal_to_one_word_is_not_tried_with_others_of_its_kind(tmp_path):
     """Each launch ends at its first fatal trial, and the next goes on: one for all words together, one for the kind."""
     device = HostMemory()
-    graph = member([5, 6, 7, 8, 9, 10])
+    graph = member([5, 6, 7, 8, 9, 10], nodes=3)  # of one function, with two words each
     start = graph.param_start()
     other = graph.params ^ 2
     deadly = [0, 2, 4]
@@ -167,14 +171,10 @@ def test_what_was_fatal_to_one_word_is_not_tried_with_others_of_its_kind(tmp_pat
             raise Astray
         device.bytes[OUT].view(np.uint32)[:] = 3
 
-    def place_of(offset):
-        return "deadly" if (offset - start) // 4 in deadly else "harmless"
-
     def launch():
         words = rows(*range(start, start + 24, 4))
         generator = np.random.default_rng(0)
-        journal = Journal(tmp_path / "journal")
-        return prove_noise(Memory(device), graph, words, [other], replay_with, generator, journal, place_of)
+        return prove(Memory(device), graph, words, [other], replay_with, generator, Journal(tmp_path / "journal"))
 
     for _ in range(2):
         with pytest.raises(Astray):

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that served two hundred ranks looks like one that served ten."""
+"""A daemon that served two hundred ranks looks like one that served ten, and so after thousands."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from foundryd.session.client import attach
+
+CYCLES = Path(__file__).with_name("attach_cycles.py")
 
 
 def facts(pid):
@@ -40,8 +47,6 @@ def test_attach_cycles_leave_nothing_behind(start, archive, runtime_dir, control
 
 
 def test_refused_attaches_leave_nothing_behind(start, archive, runtime_dir, control, eventually):
-    import pytest
-
     from foundryd.errors import NotInArchiveError
 
     pid = start(archive).process.pid
@@ -58,3 +63,18 @@ def test_refused_attaches_leave_nothing_behind(start, archive, runtime_dir, cont
     cycles(50)
     assert facts(pid)["descriptors"] <= before["descriptors"]
     assert facts(os.getpid())["descriptors"] <= own
+
+
+@pytest.mark.slow
+def test_many_attach_cycles_leave_daemon_and_rank_as_they_were():
+    line = [sys.executable, "-P", str(CYCLES), "--cycles", "1500"]
+    env = {**os.environ, "PYTHONPATH": str(CYCLES.parent)}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = json.loads(done.stdout)["looks"]
+    assert (first["cycles"], last["cycles"]) == (0, 1500)
+    for who in ("daemon", "rank"):
+        for what in ("descriptors", "threads", "mappings"):
+            assert last[who][what] <= first[who][what], (who, what, first, last)
+        # A connection, a lease or a timer that each cycle left would be some hundred bytes each time.
+        assert last[who]["private_kib"] <= first[who]["private_kib"] + 256, (who, first, last)

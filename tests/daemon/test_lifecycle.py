@@ -149,6 +149,17 @@ def test_two_archives_of_one_name_are_refused(start, folder, tiny):
         start(a, b)
 
 
+def test_a_name_may_have_the_sign_that_ends_it(start, folder, tiny, join):
+    """Archives are called after their configuration, and the sign may be in a folder's name, too."""
+    (folder / "d=1").mkdir()
+    paths = [tiny.write(folder / "model-ep=8.foundry"), tiny.write(folder / "d=1" / "b.foundry", bytes=8192)]
+    status = start(*paths, f"c=d={paths[0]}").status
+    assert {a.name: a.path for a in status.archives} == {
+        "model-ep=8": str(paths[0]), "b": str(paths[1]), "c=d": str(paths[0]),
+    }  # fmt: skip
+    assert bytes(join(3, archive="model-ep=8").plan) == b"model-ep=8 ep=8 3"
+
+
 def test_a_daemon_that_dies_at_once_is_reported_with_its_last_words(folder, runtime_dir):
     from foundryd.daemon.launch import start_daemon
 

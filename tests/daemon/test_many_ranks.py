@@ -13,14 +13,17 @@ import json, os, sys, time
 from pathlib import Path
 from foundryd.session.client import attach
 run, count = Path(sys.argv[1]), int(sys.argv[2])
-ready, go = os.pipe(), os.pipe()
+go, done, rest = os.pipe(), os.pipe(), os.pipe()
 for rank in range(count):
     if os.fork() == 0:
         os.close(go[1])
+        os.close(rest[1])
         os.read(go[0], 1)  # until the parent closes its end
         begin = time.monotonic()
         a = attach(runtime_dir=run, rank=rank, variant="ep=64", timeout=60)
         ms = (time.monotonic() - begin) * 1000
+        os.write(done[1], b".")
+        os.read(rest[0], 1)  # nobody takes time for anything else before all are attached
         with open("/proc/self/maps") as maps:
             inodes = sorted({line.split()[4] for line in maps if "memfd:foundryd:model" in line})
         line = json.dumps({"ms": ms, "inodes": inodes, "plan": bytes(a.plan).decode()})
@@ -28,6 +31,9 @@ for rank in range(count):
         sys.stdin.read()
         os._exit(0)
 os.close(go[0]); os.close(go[1])
+for _ in range(count):
+    os.read(done[0], 1)
+os.close(rest[1])
 sys.stdin.read()
 for _ in range(count):
     os.wait()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nobody can change sealed memory, whoever has its descriptor."""
 
+import ctypes
 import errno
+import fcntl
 import mmap
 import os
 
@@ -9,6 +11,14 @@ import pytest
 
 from foundryd.daemon.sealed import Sealed
 from foundryd.errors import DaemonError
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def checked(result):
+    if result:
+        raise OSError(ctypes.get_errno(), "refused")
 
 
 def descriptors():
@@ -32,6 +42,9 @@ def sealed():
         lambda fd: os.posix_fallocate(fd, 0, 70000),
         lambda fd: mmap.mmap(fd, 7000, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE),
         lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_TRUNC),
+        lambda fd: os.pwrite(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), b"x", 0),
+        lambda fd: checked(LIBC.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(4096))),
+        lambda fd: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
     ],
 )
 def test_it_cannot_be_written_resized_or_mapped_writable(sealed, change):
@@ -53,6 +66,21 @@ def test_a_rank_cannot_change_what_it_got(start, archive, join):
         with pytest.raises(OSError) as refused:
             os.pwrite(fd, b"x", 0)
         assert refused.value.errno == errno.EPERM
+
+
+def test_what_a_rank_mapped_stays_read_only_and_is_never_code(start, archive, join):
+    start(archive)
+    join(0)
+    with open("/proc/self/maps") as maps:
+        mapped = [line.split() for line in maps if "memfd:foundryd:" in line]
+    assert [fields[1] for fields in mapped] == ["r--s"] * 2
+    for fields in mapped:
+        begin, end = (int(part, 16) for part in fields[0].split("-"))
+        with pytest.raises(OSError) as refused:
+            checked(
+                LIBC.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.PROT_READ | mmap.PROT_WRITE)
+            )
+        assert refused.value.errno == errno.EACCES
 
 
 def _target(fd):

@@ -80,11 +80,11 @@ def _compare(original: Reader, copy: Reader) -> None:
         raise ArchiveDigestError("the memory is a copy of another archive")
 
 
-def _plan(reader: Reader, variant: str, rank: int) -> bytes:
+def _plan(reader: Reader, variant: str, rank: int) -> list[bytes]:
     time.sleep(reader.head.get("plan_delay", 0))
     if reader.head.get("plan_fault"):
         raise ValueError("no such rule")
-    return f"{reader.head['name']} {variant} {rank}".encode()
+    return [f"{reader.head['name']} {variant} {rank}".encode()]
 
 
 TOOLS = ArchiveTools(

@@ -88,6 +88,23 @@ def test_libraries_use_the_public_c_library(name: str, record_property: pytest.R
     assert newest <= tuple(map(int, running.split()[1].split(".")))
 
 
+# What the C library had before 2.28, under an older version: in libpthread, libdl, librt or a header, or less exact.
+OLD_FUNCTIONS = re.compile(
+    r"pthread_\w+|__pthread_key_create|dl(open|close|sym|error|addr1?|info)|shm_(open|unlink)|fstat(64)?"
+    r"|__isoc23_\w+|(exp2?|log2?|pow|fmod)f?"
+)
+# Of the compiler's runtime, which takes them where they are: it is that of the machine that builds.
+RUNTIME = {"__libc_single_threaded", "_dl_find_object"}
+
+
+@pytest.mark.parametrize("name", sorted(native()))
+def test_only_the_machine_that_builds_keeps_libraries_from_an_older_c_library(name: str) -> None:
+    """Built where the C library is 2.28, as manylinux does, they need nothing newer."""
+    symbols = re.findall(r" (\w+)@(?:GLIBC_(\d+)\.(\d+))", readelf(native()[name], "--dyn-syms"))
+    newer = {symbol for symbol, major, minor in symbols if (int(major), int(minor)) > (2, 28)}
+    assert {symbol for symbol in newer - RUNTIME if not OLD_FUNCTIONS.fullmatch(symbol)} == set()
+
+
 def excluded(path: PurePath, patterns: list[str]) -> bool:
     """Whether a path of the repository is one of ``patterns``, of which ``**/`` is any number of folders."""
     texts = [pattern.replace("**/", folders) for pattern in patterns for folders in ("", "*/")]

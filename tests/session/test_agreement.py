@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -129,13 +131,49 @@ def test_a_missing_op_is_named():
     one = {"kind": 0, "count": 8}
     mine = describe_ops(ops(one, one), lambda _: (0, 1))
     with pytest.raises(OpListMismatch, match="missing on rank 1"):
-        check_op_lists(mine, 0, [mine, mine[:1]])
+        check_op_lists(mine, 0, [mine, [mine[0], mine[1][:1]]])
 
 
 def test_ops_that_two_ranks_do_not_share_are_not_compared():
     mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))
     other = describe_ops(ops({"kind": 0, "count": 99}), lambda _: (2, 3))
     check_op_lists(mine, 0, [mine, mine, other, other])
+
+
+def test_a_group_of_other_ranks_is_named():
+    mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1, 2))
+    theirs = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))
+    with pytest.raises(OpListMismatch, match=r"over ranks \[0, 1, 2\] on rank 0 .* over ranks \[0, 1\] on rank 1"):
+        check_op_lists(mine, 0, [mine, theirs])
+
+
+def test_groups_are_compared_by_their_ranks_and_not_by_their_places():
+    groups = {0: (0, 1), 1: (0, 2), 2: (0, 1, 2)}
+    mine = describe_ops(ops({"communicator": 1, "count": 4}, {"communicator": 0, "count": 8}), groups.__getitem__)
+    theirs = describe_ops(ops({"communicator": 0, "count": 8}, {"communicator": 2, "count": 9}), groups.__getitem__)
+    other = describe_ops(ops({"communicator": 1, "count": 4}), groups.__getitem__)
+    with pytest.raises(OpListMismatch, match=r"collective 1 that ranks 0 and 1 share is missing on rank 0 and .* of 9"):
+        check_op_lists(mine, 0, [mine, theirs, other])
+    check_op_lists(mine, 0, [mine, [theirs[0], theirs[1][:1]], other])
+
+
+@pytest.mark.parametrize(
+    "published", [None, 3, [], [[[0, 1]]], [[[0, 1]], [[1, 0, 7, 0, 8, 0]]], [[[0, 1], 0, 7, 0, 8, 0]] * 2]
+)
+def test_a_list_of_another_build_is_refused(published):
+    mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))
+    with pytest.raises(ProtocolError, match=r"rank 1 published .* that rank 0 cannot read: use one foundryd"):
+        check_op_lists(mine, 0, [mine, published])
+
+
+def test_the_lists_of_a_large_world_are_small_and_quickly_compared():
+    """An all-to-all over 64 ranks is a send and a receive for each of them, in every layer of every graph."""
+    rows = [{"kind": kind, "count": 64, "peer": peer} for _ in range(8) for peer in range(64) for kind in (8, 9)]
+    mine = describe_ops(ops(*rows), lambda _: tuple(range(64)))
+    assert len(msgpack.packb(mine)) < 12 * len(rows) + 1000
+    begin = time.monotonic()
+    check_op_lists(mine, 5, (msgpack.unpackb(msgpack.packb(mine)) for _ in range(64)))
+    assert time.monotonic() - begin < 2
 
 
 def test_a_driver_call_that_failed_because_a_peer_gave_up_is_the_peer_s_failure():

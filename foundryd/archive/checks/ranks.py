@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
 from foundryd.archive.checks.graphs import Shape
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.index import Block, Variant
 from foundryd.errors import UsageError
 from foundryd.rankpatch.mesh import AXES, Coordinate, Mesh
@@ -108,7 +110,7 @@ def _check_ops(found: Findings, variant: Variant, ops: npt.NDArray[Any]) -> None
 
 
 def check_patches(found: Findings, variant: Variant, templates: list[Shape | None]) -> None:
-    """Blocks, rules, tables and relocations; ``templates`` are the shapes of its templates."""
+    """Blocks, rules, tables, relocations and noise; ``templates`` are the shapes of its templates."""
     lengths = _check_blocks(found, variant, templates)
     tables = found.array(variant.tables, "<u8", "tables")
     rules = found.array(variant.rules, found.dtypes.rule, "rules")
@@ -131,7 +133,7 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
         widths = rules["width"].astype(np.int64)
         if sane and _check_spans(found, "rule", rules, widths, lengths):
             _check_fixed(found, "rule", rules, widths, variant, templates)
-            ranges.append((rules, widths))
+            ranges.append(("rule", rules, widths))
     if relocations is not None:
         count = len(variant.symbols)
         found.none(relocations["symbol"] >= count, "relocation", f"has a symbol that is not one of {count}")
@@ -139,9 +141,15 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
         widths = np.full(len(relocations), _RELOCATED, np.int64)
         if _check_spans(found, "relocation", relocations, widths, lengths):
             _check_fixed(found, "relocation", relocations, widths, variant, templates)
-            ranges.append((relocations, widths))
-    if len(ranges) == 2:
-        _check_apart(found, *ranges)
+            ranges.append(("relocation", relocations, widths))
+    noise = found.array(variant.noise, noise_dtype, "noise") if variant.noise else None
+    if noise is not None and found.none(noise["width"] == 0, "run of noise", "has no bytes"):
+        widths = noise["width"].astype(np.int64)
+        if _check_spans(found, "run of noise", noise, widths, lengths):
+            _check_fixed(found, "run of noise", noise, widths, variant, templates)
+            ranges.append(("run of noise", noise, widths))
+    for one, other in combinations(ranges, 2):
+        _check_apart(found, one, other)
 
 
 def _too_wide(
@@ -235,15 +243,15 @@ def _check_fixed(
 
 def _check_apart(
     found: Findings,
-    rules: tuple[npt.NDArray[Any], npt.NDArray[np.int64]],
-    relocations: tuple[npt.NDArray[Any], npt.NDArray[np.int64]],
+    one: tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]],
+    other: tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]],
 ) -> None:
-    """A word cannot follow both a rule and a symbol."""
-    parts = (rules, relocations)
-    block = np.concatenate([table["block"].astype(np.int64) for table, _ in parts])
-    start = np.concatenate([table["offset"].astype(np.int64) for table, _ in parts])
-    end = start + np.concatenate([widths for _, widths in parts])
+    """A word cannot follow a rule and a symbol, nor either of them and be noise."""
+    parts = (one, other)
+    block = np.concatenate([table["block"].astype(np.int64) for _, table, _ in parts])
+    start = np.concatenate([table["offset"].astype(np.int64) for _, table, _ in parts])
+    end = start + np.concatenate([widths for _, _, widths in parts])
     order = np.lexsort((start, block))
     block, start, end = block[order], start[order], end[order]
     for place in np.flatnonzero((block[1:] == block[:-1]) & (start[1:] < end[:-1]))[:1]:
-        found.add(f"a rule and a relocation are both at offset {start[place + 1]} of block {block[place + 1]}")
+        found.add(f"a {one[0]} and a {other[0]} are both at offset {start[place + 1]} of block {block[place + 1]}")

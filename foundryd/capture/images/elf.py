@@ -161,7 +161,10 @@ def loadable(data: bytes) -> bytes:
 def variables(data: bytes) -> list[Variable]:
     """The variables of a file, by name; raises ``UnreadableImage`` if there may be others."""
     file = _File(data)
-    return distinct(_of_cubin(file) if file.machine == _CUDA else _of_host(file))
+    found = distinct(_of_cubin(file) if file.machine == _CUDA else _of_host(file))
+    if not all(variable.name for variable in found):
+        raise UnreadableImage("one of its variables has no name")
+    return found
 
 
 def _of_host(file: _File) -> list[Variable]:

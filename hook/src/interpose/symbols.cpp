@@ -2,6 +2,7 @@
 //
 // What dlsym and dlvsym answer for a name that a row claims.
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstring>
 
@@ -70,6 +71,32 @@ Route route(Real real, void *handle, const char *name, const void *caller, Versi
   return {nullptr, answer};
 }
 
+const link_map *object_of(const void *address) noexcept {
+  Dl_info info{};
+  void *map = nullptr;
+  return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) ? static_cast<const link_map *>(map) : nullptr;
+}
+
+// Whether the caller comes before the hook in the order in which libraries are searched.
+bool in_front(const void *caller) noexcept {
+  const link_map *ours = object_of(reinterpret_cast<const void *>(&in_front));
+  const link_map *theirs = object_of(caller);
+  if (!ours || theirs == ours) return false;
+  while (theirs && theirs != ours) theirs = theirs->l_next;
+  return theirs == ours;
+}
+
+// Another hook in front of this one forwards to the dlsym behind itself, which it asks for with the C library's
+// version, for dlsym is what it defines itself.  That is this hook's, whose exports have no version: the C library
+// passes it over.
+void *next_lookup(void *handle, const char *name, const void *caller) noexcept {
+  if (handle != RTLD_NEXT || !name || mode() == FDY_MODE_OFF) return nullptr;
+  void *own = !std::strcmp(name, "dlsym")    ? reinterpret_cast<void *>(&::dlsym)
+              : !std::strcmp(name, "dlvsym") ? reinterpret_cast<void *>(&::dlvsym)
+                                             : nullptr;
+  return own && in_front(caller) ? own : nullptr;
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("hidden"))) Route fdy_route_dlsym(void *handle, const char *name,
@@ -80,6 +107,7 @@ extern "C" __attribute__((visibility("hidden"))) Route fdy_route_dlsym(void *han
 extern "C" __attribute__((visibility("hidden"))) Route fdy_route_dlvsym(void *handle, const char *name,
                                                                         const char *version,
                                                                         const void *caller) noexcept {
+  if (void *own = next_lookup(handle, name, caller)) return {nullptr, own};
   return route(real_dlvsym(), handle, name, caller, version);
 }
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wraps a shared object with kernels for the software driver in a fat-binary container.
 
-The container is what a driver's loading calls take: a 16-byte header, then entries of kind ELF whose payloads are padded
-to 8 bytes.  That for architecture 90 is the object.  Those for others, as a toolchain puts them beside it, are its bytes
-inverted: as large, and nothing that could be taken for the object.  The same object gives the same bytes.
+The container is what a driver's loading calls take: a 16-byte header, then entries of kind ELF whose payloads are
+padded to 8 bytes.  That for architecture 90 is the object.  Those for others, as a toolchain puts them beside it, are
+its bytes inverted: as large, and nothing that could be taken for the object.  The same object gives the same bytes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long attaching takes when every rank of a node does so at once, and what a plan costs.
+
+    python tests/benchmarks/attach.py model.foundry                    # 64 processes, five runs
+    python tests/benchmarks/attach.py model.foundry --ranks 8 --json
+
+The ranks are processes of their own with everything imported, which wait at one gate; what is timed is ``attach``: from
+the call until archive and plan are mapped and the lease is there.  No rank does anything else before all are attached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from foundryd.archive.reader import ArchiveReader
+from foundryd.daemon.client import ControlClient
+from foundryd.daemon.launch import start_daemon
+from foundryd.daemon.loop import Loop
+from foundryd.daemon.plans import Plans
+from foundryd.daemon.store import Store
+from foundryd.daemon.worker import Worker
+
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+from foundryd.session.client import attach
+run, rank, variant, gate, rest = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+os.write(1, b"ready\\n")
+os.read(gate, 1)  # until the parent closes its end
+begin, used = time.monotonic(), time.process_time()
+a = attach(runtime_dir=run, rank=rank, variant=variant, timeout=60)
+ms, cpu = (time.monotonic() - begin) * 1000, (time.process_time() - used) * 1000
+os.read(rest, 1)
+print(json.dumps({"ms": ms, "cpu_ms": cpu, "plan": len(a.plan)}), flush=True)
+"""
+
+
+def at_once(run: Path, ranks: Sequence[int], variant: str) -> list[dict[str, Any]]:
+    """What each rank says after all attached at one moment."""
+    with ExitStack() as stack:
+        gate, rest = os.pipe(), os.pipe()
+        children = []
+        for rank in ranks:
+            line = [sys.executable, "-P", "-c", RANK, str(run), str(rank), variant, str(gate[0]), str(rest[0])]
+            child = subprocess.Popen(line, stdout=subprocess.PIPE, pass_fds=(gate[0], rest[0]))
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        os.close(gate[1])
+        with ControlClient(run, 60) as client:
+            end = time.monotonic() + 60
+            while len(client.status().leases) < len(ranks):
+                assert time.monotonic() < end, "not all ranks attached in time"
+                time.sleep(0.2)
+        os.close(rest[1])
+        said = [json.loads(child.communicate(timeout=60)[0]) for child in children]
+        os.close(gate[0])
+        os.close(rest[0])
+        return said
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def plan_times(archive: Path, variant: str, ranks: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Milliseconds until each rank's plan is there, and again when it is kept, as the daemon's loop sees it."""
+    store, loop = Store(), Loop()
+    plans = Plans(store, Worker(loop))
+    resident = store.load(archive)
+    arrived: list[float] = []
+
+    def request(rank: int) -> float:
+        begin = time.monotonic()
+        plans.request(resident, variant, rank, lambda plan: arrived.append(time.monotonic()))
+        while not arrived:
+            loop.turn()
+        return (arrived.pop() - begin) * 1000
+
+    times = [request(rank) for rank in ranks], [request(rank) for rank in ranks]
+    plans.close()
+    store.close()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--ranks", type=int, help="how many, by default the variant's world")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with ArchiveReader.open(options.archive) as reader:
+        variant = reader.index.variants[0]
+    ranks = variant.rank_class.ranks[: options.ranks]
+    plans, kept = plan_times(options.archive, variant.name, ranks)
+    runs = []
+    for _ in range(options.runs):
+        with tempfile.TemporaryDirectory(prefix="fdy-", dir="/tmp") as folder:
+            daemon = start_daemon(Path(folder) / "run", [str(options.archive)], timeout=60)
+            try:
+                said = at_once(Path(folder) / "run", ranks, variant.name)
+            finally:
+                daemon.process.kill()
+                daemon.process.wait()
+        times = [rank["ms"] for rank in said]
+        runs.append({
+            "median_ms": percentile(times, 0.5), "p99_ms": percentile(times, 0.99),
+            "rank_cpu_ms": sum(rank["cpu_ms"] for rank in said) / len(said),
+        })  # fmt: skip
+    figures = {
+        "ranks": len(ranks), "cores": len(os.sched_getaffinity(0)), "runs": runs,
+        "plan_first_ms": plans[0], "plan_ms": percentile(plans, 0.5), "plan_p99_ms": percentile(plans, 0.99),
+        "kept_plan_p99_ms": percentile(kept, 0.99),
+    }  # fmt: skip
+    if options.json:
+        print(json.dumps(figures))
+        return
+    print(
+        "{ranks} ranks on {cores} cores; a plan {plan_first_ms:.2f} ms at first, {plan_ms:.2f} median, "
+        "{plan_p99_ms:.2f} p99; kept {kept_plan_p99_ms:.3f} p99".format(**figures)
+    )
+    for run in runs:
+        print(
+            "attach {median_ms:6.1f} ms median {p99_ms:6.1f} ms p99, {rank_cpu_ms:.2f} ms of CPU a rank".format(**run)
+        )
+
+
+if __name__ == "__main__":
+    main()
