@@ -3,8 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <vector>
-
 #include "module.h"
 
 namespace rankpatch::bindings {
@@ -12,12 +10,12 @@ namespace {
 
 Array<fp_write> plan_for(const Array<fp_rule> &rules, const Array<uint64_t> &tables, const Coordinates &coordinates,
                          uint32_t world) {
-  std::vector<fp_write> writes;
-  {
-    const ReleaseIfLarge release(view(rules).size_bytes());
-    writes = plan(view(rules), view(tables), coordinates, world);
-  }
-  return Array<fp_write>(static_cast<py::ssize_t>(writes.size()), writes.data());
+  const auto all = view(rules);
+  Array<fp_write> writes(static_cast<py::ssize_t>(count_writes(all)));
+  const std::span<fp_write> out(writes.mutable_data(), static_cast<size_t>(writes.size()));
+  const ReleaseIfLarge release(all.size_bytes());
+  plan(all, view(tables), coordinates, world, out);
+  return writes;
 }
 
 }  // namespace

@@ -91,8 +91,13 @@ void check_writes(std::span<const fp_write> writes) {
   }
 }
 
-std::vector<fp_write> plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables,
-                           const Coordinates &coordinates, uint32_t world) {
+size_t count_writes(std::span<const fp_rule> rules) {
+  return static_cast<size_t>(
+      std::count_if(rules.begin(), rules.end(), [](const fp_rule &rule) { return rule.kind != FP_RULE_NOISE; }));
+}
+
+void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, const Coordinates &coordinates,
+          uint32_t world, std::span<fp_write> writes) {
   const uint32_t rank = coordinates[FP_COORDINATE_RANK];
   for (size_t i = 0; i < coordinates.size(); ++i) {
     if (coordinates[i] >= world && coordinates[i] != kUnknownCoordinate) {
@@ -101,8 +106,9 @@ std::vector<fp_write> plan(std::span<const fp_rule> rules, std::span<const uint6
     }
   }
   if (rank == kUnknownCoordinate) throw InvalidRules("the rank itself is not known");
-  std::vector<fp_write> writes;
+  if (writes.size() != count_writes(rules)) throw InvalidRules("the output does not have one write for each rule");
   Order order("rule");
+  auto write = writes.begin();
   for (size_t i = 0; i < rules.size(); ++i) {
     const fp_rule &rule = rules[i];
     check_rule(rule, i, tables.size(), world);
@@ -128,9 +134,8 @@ std::vector<fp_write> plan(std::span<const fp_rule> rules, std::span<const uint6
       default:
         continue;  // noise: the reference bytes stay
     }
-    writes.push_back({rule.block, rule.offset, rule.width, 0, truncate(value, rule.width)});
+    *write++ = fp_write{rule.block, rule.offset, rule.width, 0, truncate(value, rule.width)};
   }
-  return writes;
 }
 
 }  // namespace rankpatch

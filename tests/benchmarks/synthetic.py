@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foundryd import _native
-from foundryd.archive.dtypes import Records, records
+from foundryd.archive.dtypes import Records, noise_dtype, records
 from foundryd.archive.identity import MachineIdentity
 from foundryd.archive.index import Block, Communicator, Content, Function, Index, Member, Module, RankClass, Symbol
 from foundryd.archive.index import Variant as VariantEntry
@@ -25,8 +25,8 @@ from foundryd.archive.writer import ArchiveWriter
 BASE, STRIDE = 0x600000000000, 1 << 38
 DEFAULT, WEIGHTS, IO, GRAPH = 0, 1, 3, 4
 NONE = 0xFFFFFFFF
-AFFINE, TABLE, NOISE = 0, 1, 2
-RANK, EP = 0, 3
+AFFINE, TABLE = 0, 1
+EP = 3
 LAYER = 17  # kernels
 
 
@@ -175,7 +175,9 @@ class Decoder:
         params = self.params + self.step * np.uint32(batch)
         # Buffers of a batch lie where the pool had room.
         params[self.own] += np.cumsum(random.integers(0, 64, len(self.own))).astype(np.uint32) * np.uint32(512)
-        params[self.garbage] = random.integers(0, 1 << 32, len(self.garbage), dtype=np.uint32)
+        # What is noise has in every member the values of the template's first one.
+        garbage = np.random.default_rng(2000 + member % self.shape.templates)
+        params[self.garbage] = garbage.integers(0, 1 << 32, len(self.garbage), dtype=np.uint32)
         return GraphParts(nodes, self.edges, attributes, params.view(np.uint8))
 
     @property
@@ -186,10 +188,9 @@ class Decoder:
     def rules(self) -> tuple[Any, Any]:
         """Rules of all members, and the tables."""
         tabled = self.ranked[: self.shape.tables]
-        words = np.sort(np.concatenate([self.garbage, self.ranked]))
-        one = np.zeros(len(words), self.dtypes.rule)
-        one["offset"], one["width"] = self.start + 4 * words, 4
-        one["kind"] = np.select([np.isin(words, tabled), np.isin(words, self.ranked)], [TABLE, AFFINE], NOISE)
+        one = np.zeros(len(self.ranked), self.dtypes.rule)
+        one["offset"], one["width"] = self.start + 4 * self.ranked, 4
+        one["kind"] = np.where(np.isin(self.ranked, tabled), TABLE, AFFINE)
         affine, table = one["kind"] == AFFINE, one["kind"] == TABLE
         one["coordinate"] = np.where(affine, EP, 0)
         one["base"], one["stride"] = np.where(affine, 1000, 0), np.where(affine, 8, 0)
@@ -199,6 +200,14 @@ class Decoder:
         rules["table"][rules["kind"] == TABLE] = np.arange(rows) * self.shape.world
         tables = np.random.default_rng(3).integers(0, 1 << 32, rows * self.shape.world, dtype=np.uint64)
         return rules, tables
+
+    def noise(self) -> Any:
+        """The noise of all members."""
+        one = np.zeros(len(self.garbage), noise_dtype)
+        one["offset"], one["width"] = self.start + 4 * self.garbage, 4
+        out = np.tile(one, self.shape.graphs)
+        out["block"] = np.repeat(np.arange(self.shape.graphs), len(one))
+        return out
 
     def relocations(self) -> Any:
         """Those of all members."""
@@ -252,4 +261,5 @@ class Decoder:
             rules=writer.put("rules", rules),
             tables=writer.put("tables", tables),
             relocations=writer.put("relocations", self.relocations()),
+            noise=writer.put("noise", self.noise()) if self.shape.noise else "",
         )

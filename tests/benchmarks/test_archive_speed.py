@@ -59,7 +59,9 @@ def test_plan_for_one_rank_of_64(benchmark: Any, archive_of: Callable[..., Path]
         plan = benchmark(lambda: compute_plan(reader, variant.name, next(ranks)))
         assert len(plan.writes) == 512 * 13
         benchmark.extra_info.update(
-            rules=reader.entry(variant.rules).length // 32, stored=reader.entry(variant.rules).stored
+            rules=reader.entry(variant.rules).length // 32,
+            noise=reader.entry(variant.noise).length // 12,
+            stored=sum(reader.entry(name).stored for name in (variant.rules, variant.noise)),
         )
 
 

@@ -60,6 +60,15 @@ def test_a_plan_takes_the_same_calls_whatever_the_graphs(archive_of: Callable[..
     assert len(set(counts)) == 1
 
 
+def test_what_a_plan_reads_does_not_grow_with_noise(archive_of: Callable[..., Path]) -> None:
+    def read(noise: int) -> int:
+        with ArchiveReader.open(archive_of(graphs=64, noise=noise)) as reader:
+            compute_plan(reader, "ep=64", 2)
+            return sum(reader.entry(name).length for name in reader._checked)
+
+    assert read(7500) == read(120) > 64 * 13 * 32
+
+
 def test_a_plan_has_a_write_for_each_word_that_a_rank_has_of_its_own(archive_of: Callable[..., Path]) -> None:
     for graphs, noise in ((1, 120), (64, 120), (64, 7500)):
         with ArchiveReader.open(archive_of(graphs=graphs, noise=noise)) as reader:
@@ -94,7 +103,7 @@ def test_a_file_grows_by_the_words_that_members_do_not_share(archive_of: Callabl
     few, many = sizes(graphs=64), sizes(graphs=512)
     assert many["templates"] == few["templates"]
     assert many["file"] - few["file"] < 1.1 * (512 - 64) / (64 - 8) * (few["file"] - sizes(graphs=8)["file"])
-    # With all the garbage that stacks leave in structs passed by value, and a table of 64 ranks for each graph.
+    # With noise for all the garbage that stacks leave in structs, and a table of 64 ranks for each graph.
     assert sizes(graphs=512, noise=7500)["file"] < 25e6
 
 

@@ -29,6 +29,9 @@ void check_rules(std::span<const fp_rule> rules, uint64_t table_count, uint32_t 
 // The same for writes, whose values must fit their width.
 void check_writes(std::span<const fp_write> writes);
 
+// Number of writes that `plan` makes: every rule but noise gives one.
+size_t count_writes(std::span<const fp_rule> rules);
+
 // A coordinate that is not known: rules that follow it are refused.
 inline constexpr uint32_t kUnknownCoordinate = UINT32_MAX;
 
@@ -38,10 +41,10 @@ class UnknownCoordinate : public InvalidRules {
   using InvalidRules::InvalidRules;
 };
 
-// Checks as `check_rules`; the writes are in the order of the rules, one for each that is not noise.  One pass, since
-// most rules of an archive may be noise.  Throws InvalidRules, or UnknownCoordinate, which is one.
-std::vector<fp_write> plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables,
-                           const Coordinates &coordinates, uint32_t world);
+// Checks as `check_rules` and fills `writes`, which has `count_writes` entries, in the order of the rules.  Throws
+// InvalidRules, or UnknownCoordinate, which is one.
+void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, const Coordinates &coordinates,
+          uint32_t world, std::span<fp_write> writes);
 
 }  // namespace rankpatch
 
