@@ -13,16 +13,22 @@ write_dtype: np.dtype[np.void]
 relocation_dtype: np.dtype[np.void]
 """``fp_relocation``."""
 
+UNKNOWN: int
+"""A coordinate that is not known."""
+
 class InvalidRules(ValueError):
     """A rule, write, table or coordinate says something impossible; the message names the first."""
+
+class UnknownCoordinate(InvalidRules):
+    """A rule follows a coordinate that is ``UNKNOWN``."""
 
 def plan(
     rules: npt.NDArray[np.void], tables: npt.NDArray[np.uint64], coordinates: Sequence[int], world: int
 ) -> npt.NDArray[np.void]:
     """Works out the writes of the rank with these six coordinates (order of ``fp_coordinate``).
 
-    Rules must ascend by (block, offset) without overlap, and the writes do too; noise gives none.  Raises
-    ``InvalidRules``.
+    Rules must ascend by (block, offset) without overlap, and the writes do too; noise gives none.  A coordinate other
+    than the rank may be ``UNKNOWN`` if no rule follows it.  Raises ``InvalidRules`` and ``UnknownCoordinate``.
     """
 
 def check_rules(rules: npt.NDArray[np.void], table_count: int, world: int) -> None:
@@ -32,15 +38,27 @@ def check_writes(writes: npt.NDArray[np.void]) -> None:
     """Checks order, widths and values of writes; raises ``InvalidRules``."""
 
 def expand(
-    base: npt.NDArray[np.uint8], positions: npt.NDArray[np.uint32], columns: npt.NDArray[np.uint32], column: int
-) -> npt.NDArray[np.uint8]:
-    """Makes a member's block: a copy of ``base`` with the 4-byte words at ``positions`` [P] replaced by column
-    ``column`` of ``columns`` [P][M].  Raises ``ValueError`` if a shape or a position does not fit.
+    block: npt.NDArray[np.uint8],
+    base: npt.NDArray[np.uint8],
+    positions: npt.NDArray[np.uint32],
+    columns: npt.NDArray[np.uint32],
+    column: int,
+) -> None:
+    """Makes a member in ``block``, whatever was in it: ``base``, and to its 4-byte words at ``positions`` [P] column
+    ``column`` of ``columns`` [P][M] is added modulo 2**32.  Raises ``ValueError`` before the first store if a length
+    or a position does not fit.
     """
 
 def apply(block: npt.NDArray[np.uint8], writes: npt.NDArray[np.void]) -> None:
     """Stores ``writes`` into ``block`` in place, little-endian; raises ``ValueError`` before the first store if one
     does not fit.  The caller picks the writes of this block.
+    """
+
+def relocate(
+    block: npt.NDArray[np.uint8], relocations: npt.NDArray[np.void], symbols: npt.NDArray[np.uint64]
+) -> None:
+    """Stores the address of each relocation's symbol plus its addend into ``block`` in place, 8 bytes little-endian;
+    raises ``ValueError`` before the first store if one does not fit.  The caller picks the relocations of this block.
     """
 
 def differing(

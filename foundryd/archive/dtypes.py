@@ -51,7 +51,7 @@ class Records:
 @lru_cache(maxsize=1)
 def records() -> Records:
     """Those of this build; raises ``UsageError`` if the native part is not installed."""
-    hook, rankpatch = _load("foundryd._native._hook"), _load("foundryd._native._rankpatch")
+    hook, rankpatch = _load("foundryd._native._hook"), core()
     return Records(
         node=hook.node_dtype,
         edge=hook.edge_dtype,
@@ -71,6 +71,12 @@ def records() -> Records:
         reservation_first=hook.RESERVATION_FIRST,
         reservation_strides=hook.RESERVATION_STRIDES,
     )
+
+
+@lru_cache(maxsize=1)
+def core() -> Any:
+    """The core of rank patching, ``foundryd._native._rankpatch``; raises ``UsageError`` if it is not installed."""
+    return _load("foundryd._native._rankpatch")
 
 
 def _load(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foundryd.archive.dtypes import Records, records
+from foundryd.archive.dtypes import Records, core, records
 from foundryd.archive.index import Index, Template, Variant
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
@@ -185,12 +185,23 @@ class TemplateReader:
                 f"{self.base.nbytes} bytes: capture again"
             )
         self.columns: Words = flat.reshape(rows, cols)
-        self._words = self.positions // 4
+        self._column_of = {member: column for column, member in enumerate(template.members)}
+
+    def column_of(self, member: int) -> int:
+        """The column of a member, by its place in the variant; raises ``ArchiveFormatError`` if it is not one of it."""
+        column = self._column_of.get(member)
+        if column is None:
+            raise ArchiveFormatError(f"member {member} is not one of the template that it names: capture again")
+        return column
+
+    def fill(self, column: int, block: Bytes) -> None:
+        """Makes the block of the member in that column in ``block``, as long as ``base``, whatever was in it."""
+        core().expand(block, self.base, self.positions, self.columns, column)
 
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
-        block = self.base.copy()
-        block.view("<u4")[self._words] += self.columns[:, column]
+        block = np.empty_like(self.base)
+        self.fill(column, block)
         return block
 
     def graph(self, column: int) -> GraphParts:

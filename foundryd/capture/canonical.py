@@ -177,12 +177,14 @@ _SHARED = ("type", "param_kind", "param_offset", "param_bytes", "attribute_first
 def template_key(graph: Graph) -> bytes:
     """Equal for graphs that may share a template: node types, edges with their data, attributes, parameter layout."""
     shared = np.stack([graph.nodes[name] for name in _SHARED]) if len(graph.nodes) else np.zeros(0, np.uint32)
-    return b"|".join(
+    # The counts come first, so that what is nodes in one graph cannot be edges in another.
+    counts = (len(graph.nodes), len(graph.edges), len(graph.attributes), len(graph.params))
+    return b"".join(
         [
+            *(count.to_bytes(8, "little") for count in counts),
             np.ascontiguousarray(shared).tobytes(),
             np.ascontiguousarray(graph.edges).tobytes(),
             np.ascontiguousarray(graph.attributes).tobytes(),
-            len(graph.params).to_bytes(8, "little"),
         ]
     )
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from foundryd._native import _rankpatch
 from foundryd.archive.index import Communicator, Index, Module, Variant
 from foundryd.errors import ArchiveFormatError, NotInArchiveError, UsageError
-from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import MAX_WORLD, Coordinate, Mesh
 
 if TYPE_CHECKING:
@@ -200,11 +199,14 @@ def compute_plan(reader: ArchiveReader, variant_name: str, rank: int, *, local_s
         )
     rules = reader.array(variant.rules, _rankpatch.rule_dtype)
     tables = reader.array(variant.tables, np.uint64)
-    if not local_size and ((rules["kind"] == RuleKind.AFFINE) & (rules["coordinate"] == Coordinate.LOCAL_RANK)).any():
-        raise UsageError(f"rules of {variant.name} follow the local rank: say how many ranks a node has")
     coordinates = mesh.coordinates(rank)
+    known = list(coordinates)
+    if not local_size:
+        known[Coordinate.LOCAL_RANK] = _rankpatch.UNKNOWN
     try:
-        writes = _rankpatch.plan(rules, tables, coordinates, mesh.world)
+        writes = _rankpatch.plan(rules, tables, known, mesh.world)
+    except _rankpatch.UnknownCoordinate as error:
+        raise UsageError(f"rules of {variant.name} follow the local rank: say how many ranks a node has") from error
     except ValueError as error:
         raise ArchiveFormatError(f"rules of the variant {variant.name} cannot be: {error}; capture again") from error
     return Plan(

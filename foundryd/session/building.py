@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from foundryd._native import _hook
+from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
-from foundryd.errors import DriverCallFailed
+from foundryd.errors import ArchiveFormatError, DriverCallFailed
 from foundryd.session.driver import call
 
 
@@ -40,11 +40,14 @@ class Bindings:
         self.symbols = np.array([hook.global_address(self.module_ids[s.module], s.name)[0] for s in symbols], np.uint64)
 
     def relocate(self, block: np.ndarray, relocations: np.ndarray) -> None:
-        """Writes the addresses of globals into a block (uint8, in place); ``relocations`` are those of the block."""
-        if len(relocations):
-            values = self.symbols[relocations["symbol"]] + relocations["addend"].astype(np.uint64)
-            for at, value in zip(relocations["offset"].tolist(), values, strict=True):
-                block[at : at + 8] = np.frombuffer(value.tobytes(), np.uint8)
+        """Writes the addresses of globals into a block (uint8, in place); ``relocations`` are those of the block.
+
+        Raises ``ArchiveFormatError`` if one does not fit.
+        """
+        try:
+            _rankpatch.relocate(block, relocations, self.symbols)
+        except ValueError as error:
+            raise ArchiveFormatError(f"relocations of the archive do not fit: {error}; capture again") from error
 
 
 class SmallGraphs:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from foundryd._native import _hook, _rankpatch
+from foundryd._native import _hook
 from foundryd.archive import index as ix
 from foundryd.archive.format import image_section
-from foundryd.archive.members import TemplateReader, block_bytes
+from foundryd.archive.members import block_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.errors import CommunicatorMismatch, LayoutDiverged, WindowMissing
 from foundryd.rankpatch.plan import Plan
@@ -18,6 +18,7 @@ from foundryd.session.arena import ARENAS
 from foundryd.session.arrays import decode_outputs, freeze_key
 from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
 from foundryd.session.executables import Executables, Member, RestoredGraph
+from foundryd.session.patching import MemberBlocks
 from foundryd.session.policy import RestorePolicy
 
 
@@ -100,9 +101,8 @@ class Materializer:
         self._module_ids: list[int] = []
         self._bindings: Bindings | None = None
         self._small = SmallGraphs(hook)
-        self._templates: dict[int, TemplateReader] = {}
+        self._members = MemberBlocks(reader, variant, plan)
         self.executables: Executables | None = None
-        self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
 
@@ -129,7 +129,7 @@ class Materializer:
                 address, _ = self._hook.global_address(identifier, changed.name)
                 block = self._block(changed.block)
                 # A global may hold the address of another.
-                self._bindings.relocate(block, _slice(self._relocations, changed.block))
+                self._bindings.relocate(block, self._members.relocations_of(changed.block))
                 self._hook.upload(address, block)
 
     def upload_content(self) -> None:
@@ -165,19 +165,13 @@ class Materializer:
     def _build(self, member: Member) -> BuiltGraph:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
         assert self._bindings is not None, "bind_functions comes first"
-        if member.template not in self._templates:
-            self._templates[member.template] = TemplateReader(self._reader, self._variant.templates[member.template])
-        template = self._templates[member.template]
-        block = template.block(template.template.members.index(member.place))
-        self._plan.apply(member.place, block)
-        self._bindings.relocate(block, _slice(self._relocations, member.place))
-        split = template.first.nodes.nbytes
+        graph = self._members.patched(member, self._bindings)
         return BuiltGraph(
             self._hook,
-            block[:split].view(_hook.node_dtype),
-            template.first.edges,
-            template.first.attributes,
-            block[split:],
+            graph.nodes,
+            graph.edges,
+            graph.attributes,
+            graph.params,
             self._bindings.functions,
             self._small.handles,
             self._variant.members[member.place].instantiate_flags,
@@ -189,9 +183,3 @@ class Materializer:
         data = block_bytes(self._reader, self._variant, number)
         self._plan.apply(number, data)
         return data
-
-
-def _slice(rows: np.ndarray, block: int) -> np.ndarray:
-    """The rows of one block; ``rows`` are ordered by block."""
-    low, high = np.searchsorted(rows["block"], [block, block + 1])
-    return rows[low:high]

@@ -11,23 +11,30 @@
 namespace rankpatch::bindings {
 namespace {
 
-Array<uint8_t> expand_block(const Array<uint8_t> &base, const Array<uint32_t> &positions,
-                            const Array<uint32_t> &columns, size_t column) {
+std::span<uint8_t> writable(Array<uint8_t> &block) {
+  if (!block.writeable()) throw std::invalid_argument("the block is read-only");
+  return {block.mutable_data(), static_cast<size_t>(block.size())};
+}
+
+void expand_block(Array<uint8_t> &block, const Array<uint8_t> &base, const Array<uint32_t> &positions,
+                  const Array<uint32_t> &columns, size_t column) {
   if (columns.ndim() != 2) throw std::invalid_argument("columns is not a matrix");
-  Array<uint8_t> block(base.size());
-  const auto from = view(base);
-  const std::span<uint8_t> out(block.mutable_data(), from.size());
-  const ReleaseIfLarge release(from.size());
-  std::copy(from.begin(), from.end(), out.begin());
-  expand(out, view(positions), view(columns), static_cast<size_t>(columns.shape(1)), column);
-  return block;
+  const std::span<uint8_t> out = writable(block);
+  const auto count = static_cast<size_t>(columns.shape(1));
+  const ReleaseIfLarge release(out.size());
+  expand(out, view(base), view(positions), view(columns), count, column);
 }
 
 void apply_writes(Array<uint8_t> &block, const Array<fp_write> &writes) {
-  if (!block.writeable()) throw std::invalid_argument("the block is read-only");
-  const std::span<uint8_t> out(block.mutable_data(), static_cast<size_t>(block.size()));
+  const std::span<uint8_t> out = writable(block);
   const ReleaseIfLarge release(view(writes).size_bytes());
   apply(out, view(writes));
+}
+
+void relocate_words(Array<uint8_t> &block, const Array<fp_relocation> &relocations, const Array<uint64_t> &symbols) {
+  const std::span<uint8_t> out = writable(block);
+  const ReleaseIfLarge release(view(relocations).size_bytes());
+  relocate(out, view(relocations), view(symbols));
 }
 
 Array<uint32_t> differing_words(const Array<uint8_t> &reference, const std::vector<Array<uint8_t>> &others,
@@ -46,8 +53,11 @@ Array<uint32_t> differing_words(const Array<uint8_t> &reference, const std::vect
 
 void bind_block(py::module_ &module) {
   using py::literals::operator""_a;
-  module.def("expand", &expand_block, "base"_a.noconvert(), "positions"_a.noconvert(), "columns"_a.noconvert(),
-             "column"_a, "A member's block: the template's with the words at `positions` from one column.");
+  module.def("expand", &expand_block, "block"_a.noconvert(), "base"_a.noconvert(), "positions"_a.noconvert(),
+             "columns"_a.noconvert(), "column"_a,
+             "Makes a member in a block: the template's, with one column added to the words at `positions`.");
+  module.def("relocate", &relocate_words, "block"_a.noconvert(), "relocations"_a.noconvert(), "symbols"_a.noconvert(),
+             "Stores addresses of symbols into a block, in place; nothing is stored if one of them does not fit.");
   module.def("apply", &apply_writes, "block"_a.noconvert(), "writes"_a.noconvert(),
              "Stores writes into a block, in place; nothing is stored if one of them does not fit.");
   module.def("differing", &differing_words, "reference"_a.noconvert(), "others"_a.noconvert(), "width"_a = 4,

@@ -12,7 +12,9 @@ PYBIND11_MODULE(_rankpatch, module) {
   module.attr("rule_dtype") = pybind11::dtype::of<fp_rule>();
   module.attr("write_dtype") = pybind11::dtype::of<fp_write>();
   module.attr("relocation_dtype") = pybind11::dtype::of<fp_relocation>();
-  pybind11::register_exception<InvalidRules>(module, "InvalidRules", PyExc_ValueError);
+  const auto &invalid = pybind11::register_exception<InvalidRules>(module, "InvalidRules", PyExc_ValueError);
+  pybind11::register_exception<UnknownCoordinate>(module, "UnknownCoordinate", invalid);
+  module.attr("UNKNOWN") = kUnknownCoordinate;
   bindings::bind_plan(module);
   bindings::bind_block(module);
 }

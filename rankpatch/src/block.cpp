@@ -11,8 +11,12 @@ namespace rankpatch {
 
 static_assert(std::endian::native == std::endian::little, "words are stored as this machine has them");
 
-void expand(std::span<uint8_t> block, std::span<const uint32_t> positions, std::span<const uint32_t> columns,
-            size_t column_count, size_t column) {
+void expand(std::span<uint8_t> block, std::span<const uint8_t> base, std::span<const uint32_t> positions,
+            std::span<const uint32_t> columns, size_t column_count, size_t column) {
+  if (block.size() != base.size()) {
+    throw std::invalid_argument("a block of " + std::to_string(block.size()) +
+                                " bytes cannot take a member of a template of " + std::to_string(base.size()));
+  }
   if (column >= column_count) {
     throw std::invalid_argument("column " + std::to_string(column) + " is not one of " + std::to_string(column_count));
   }
@@ -21,12 +25,18 @@ void expand(std::span<uint8_t> block, std::span<const uint32_t> positions, std::
                                 std::to_string(columns.size()) + " values in " + std::to_string(column_count) +
                                 " columns");
   }
+  uint32_t last = 0;
+  for (const uint32_t position : positions) last = std::max(last, position);
+  if (!positions.empty() && uint64_t{last} + 4 > block.size()) {
+    throw std::invalid_argument("position " + std::to_string(last) + " is past the block of " +
+                                std::to_string(block.size()) + " bytes");
+  }
+  if (!base.empty()) std::memmove(block.data(), base.data(), base.size());
   for (size_t i = 0; i < positions.size(); ++i) {
-    if (uint64_t{positions[i]} + 4 > block.size()) {
-      throw std::invalid_argument("position " + std::to_string(positions[i]) + " is past the block of " +
-                                  std::to_string(block.size()) + " bytes");
-    }
-    std::memcpy(block.data() + positions[i], &columns[i * column_count + column], 4);
+    uint32_t word = 0;
+    std::memcpy(&word, block.data() + positions[i], 4);
+    word += columns[i * column_count + column];
+    std::memcpy(block.data() + positions[i], &word, 4);
   }
 }
 
@@ -57,6 +67,23 @@ void apply(std::span<uint8_t> block, std::span<const fp_write> writes) {
         std::memcpy(at, &write.value, 8);
         break;
     }
+  }
+}
+
+void relocate(std::span<uint8_t> block, std::span<const fp_relocation> relocations, std::span<const uint64_t> symbols) {
+  for (const fp_relocation &relocation : relocations) {
+    if (relocation.symbol >= symbols.size()) {
+      throw std::invalid_argument("a relocation names symbol " + std::to_string(relocation.symbol) + " of " +
+                                  std::to_string(symbols.size()));
+    }
+    if (uint64_t{relocation.offset} + 8 > block.size()) {
+      throw std::invalid_argument("a relocation at offset " + std::to_string(relocation.offset) + " is past block " +
+                                  std::to_string(relocation.block) + " of " + std::to_string(block.size()) + " bytes");
+    }
+  }
+  for (const fp_relocation &relocation : relocations) {
+    const uint64_t address = symbols[relocation.symbol] + static_cast<uint64_t>(relocation.addend);
+    std::memcpy(block.data() + relocation.offset, &address, 8);
   }
 }
 

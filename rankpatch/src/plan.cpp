@@ -100,11 +100,12 @@ void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, cons
           uint32_t world, std::span<fp_write> writes) {
   const uint32_t rank = coordinates[FP_COORDINATE_RANK];
   for (size_t i = 0; i < coordinates.size(); ++i) {
-    if (coordinates[i] >= world) {
+    if (coordinates[i] >= world && coordinates[i] != kUnknownCoordinate) {
       throw InvalidRules("coordinate " + std::to_string(i) + " is " + std::to_string(coordinates[i]) +
                          ", which is not below the world size " + std::to_string(world));
     }
   }
+  if (rank == kUnknownCoordinate) throw InvalidRules("the rank itself is not known");
   if (writes.size() != count_writes(rules)) throw InvalidRules("the output does not have one write for each rule");
   Order order("rule");
   auto write = writes.begin();
@@ -115,6 +116,10 @@ void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, cons
     uint64_t value = 0;
     switch (rule.kind) {
       case FP_RULE_AFFINE:
+        if (coordinates[rule.coordinate] == kUnknownCoordinate) {
+          throw UnknownCoordinate("rule " + std::to_string(i) + " follows coordinate " +
+                                  std::to_string(rule.coordinate) + ", which is not known");
+        }
         value = static_cast<uint64_t>(rule.base) + static_cast<uint64_t>(rule.stride) * coordinates[rule.coordinate];
         break;
       case FP_RULE_TABLE:

@@ -14,6 +14,7 @@ from foundryd.capture.canonical import (
     EMPTY,
     KERNEL,
     NONE,
+    Graph,
     Numbering,
     canonical,
     field_table,
@@ -110,6 +111,63 @@ def test_template_key_sees_edges_their_data_and_attributes_but_not_functions():
     assert key() == key(function=5)
     assert key() != key(edge=1)
     assert key() != key(attribute=True)
+
+
+FREE = {"function", "grid", "block", "shared_bytes", "comm_group"}  # what members may differ in, see fdy_node
+
+
+def whole(nodes, edges=2, attributes=2, params=64):
+    return Graph(
+        "k",
+        np.zeros(nodes, _hook.node_dtype),
+        np.zeros(edges, _hook.edge_dtype),
+        np.zeros(attributes, _hook.attribute_dtype),
+        np.zeros(params, np.uint8),
+    )
+
+
+@pytest.mark.parametrize("part", ["nodes", "edges", "attributes"])
+def test_every_field_is_in_the_template_key_or_free(part):
+    """A struct with a new field fails here until it is said which of both it is."""
+    table = getattr(whole(3), part)
+    assert table.dtype.names
+    for name in table.dtype.names:
+        for last in range(int(np.prod(table.dtype[name].shape, dtype=int))):
+            changed = whole(3)
+            getattr(changed, part)[name].reshape(len(table), -1)[-1, last] = 1
+            free = part == "nodes" and name in FREE
+            assert (template_key(changed) == template_key(whole(3))) == free, name
+
+
+def test_parameters_are_in_the_template_key_by_their_length_only():
+    changed = whole(3)
+    changed.params[5] = 1
+    assert template_key(changed) == template_key(whole(3))
+    assert template_key(whole(3, params=68)) != template_key(whole(3))
+
+
+def test_bytes_of_nodes_are_never_taken_for_edges():
+    random = np.random.default_rng(1)
+    raw = bytearray(random.integers(0, 256, 112, np.uint8).tobytes())
+    raw[0] = ord("|")
+    four = whole(4, edges=0, attributes=0)
+    rows = np.frombuffer(bytes(raw), np.uint32).reshape(7, 4)
+    shared = ("type", "param_kind", "param_offset", "param_bytes", "attribute_first", "attribute_count", "child")
+    for name, row in zip(shared, rows, strict=True):
+        four.nodes[name] = row
+    none = whole(0, edges=7, attributes=0)
+    none.edges = np.frombuffer(bytes(raw[1:]) + b"|", _hook.edge_dtype)
+    assert template_key(four) != template_key(none)
+
+
+def test_cluster_shapes_have_templates_of_their_own():
+    def key(*shape):
+        one = whole(1, attributes=1)
+        one.attributes["id"] = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        one.attributes["value"][0, :12] = np.array(shape, "<u4").view(np.uint8)
+        return template_key(one)
+
+    assert len({key(2, 1, 1), key(1, 2, 1), key(1, 1, 2), key(4, 1, 1), template_key(whole(1, attributes=1))}) == 5
 
 
 def test_field_boundaries_cover_every_parameter_of_every_kernel():

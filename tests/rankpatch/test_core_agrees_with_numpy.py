@@ -206,10 +206,12 @@ def test_expanding_gives_each_member(data: st.DataObject) -> None:
         dtype=np.uint32,
     ).reshape(len(chosen), members)
     before = block.tobytes()
+    found = np.full_like(block, 0xA5)
     for member in range(members):
         expected = block.copy().view("<u4")
-        expected[positions // 4] = columns[:, member]
-        assert _rankpatch.expand(block, positions, columns, member).tobytes() == expected.tobytes()
+        expected[positions // 4] += columns[:, member]
+        _rankpatch.expand(found, block, positions, columns, member)
+        assert found.tobytes() == expected.tobytes()
     assert block.tobytes() == before
 
 
@@ -228,10 +230,67 @@ def test_expanding_gives_each_member(data: st.DataObject) -> None:
 def test_columns_that_do_not_fit_are_refused(
     positions: list[int], shape: tuple[int, ...], column: int, message: str
 ) -> None:
+    block = np.full(8, 0xA5, dtype=np.uint8)
     with pytest.raises(ValueError, match=message):
         _rankpatch.expand(
-            np.zeros(8, dtype=np.uint8), np.array(positions, dtype=np.uint32), np.zeros(shape, dtype=np.uint32), column
+            block,
+            np.zeros(8, dtype=np.uint8),
+            np.array(positions, dtype=np.uint32),
+            np.zeros(shape, dtype=np.uint32),
+            column,
         )
+    assert (block == 0xA5).all()
+
+
+@pytest.mark.parametrize("length", [0, 7, 9])
+def test_a_member_is_made_only_in_a_block_of_its_length(length: int) -> None:
+    block = np.full(length, 0xA5, dtype=np.uint8)
+    with pytest.raises(ValueError, match=f"a block of {length} bytes cannot take a member of a template of 8"):
+        _rankpatch.expand(
+            block, np.zeros(8, np.uint8), np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0
+        )
+    assert (block == 0xA5).all()
+
+
+def relocations(*rows: tuple[int, int, int]) -> np.ndarray:
+    """(offset, symbol, addend) of block 0."""
+    return np.array([(0, offset, symbol, 0, addend) for offset, symbol, addend in rows], _rankpatch.relocation_dtype)
+
+
+@settings(deadline=None)
+@given(
+    st.binary(min_size=64, max_size=64),
+    st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 56), st.integers(0, 3), INT64), max_size=6),
+)
+def test_relocating_stores_address_plus_addend(
+    content: bytes, symbols: list[int], rows: list[tuple[int, int, int]]
+) -> None:
+    rows = [(offset, symbol % len(symbols), addend) for offset, symbol, addend in rows]
+    block, expected = np.frombuffer(content, np.uint8).copy(), bytearray(content)
+    for offset, symbol, addend in rows:
+        expected[offset : offset + 8] = ((symbols[symbol] + addend) % (1 << 64)).to_bytes(8, "little")
+    _rankpatch.relocate(block, relocations(*rows), np.array(symbols, np.uint64))
+    assert block.tobytes() == bytes(expected)
+
+
+@pytest.mark.parametrize("bad", [(57, 0, 0), (0xFFFFFFFF, 0, 0), (0, 2, 0), (0, 0xFFFFFFFF, 0)])
+def test_nothing_is_stored_if_one_relocation_does_not_fit(bad: tuple[int, int, int]) -> None:
+    block = np.zeros(64, np.uint8)
+    with pytest.raises(ValueError, match="a relocation"):
+        _rankpatch.relocate(block, relocations((0, 1, 7), bad), np.array([1, 2], np.uint64))
+    assert not block.any()
+
+
+def test_rules_may_not_follow_a_coordinate_that_is_not_known() -> None:
+    unknown = list(COORDINATES)
+    unknown[1] = _rankpatch.UNKNOWN
+    tables = np.zeros(0, np.uint64)
+    assert len(_rankpatch.plan(one(coordinate=0, stride=1), tables, unknown, WORLD)) == 1
+    with pytest.raises(_rankpatch.UnknownCoordinate, match="rule 0 follows coordinate 1, which is not known"):
+        _rankpatch.plan(one(coordinate=1, stride=1), tables, unknown, WORLD)
+    with pytest.raises(_rankpatch.InvalidRules, match="the rank itself"):
+        _rankpatch.plan(one(), tables, [_rankpatch.UNKNOWN, 0, 0, 0, 0, 0], WORLD)
 
 
 @settings(deadline=None)

@@ -105,16 +105,36 @@ def test_columns_of_any_shape_expand_or_are_refused(
     columns = np.arange(rows * cols, dtype=np.uint32).reshape(rows, cols)
     column = column % (cols + 1) if column < 1 << 16 else column
     fit = column < cols and rows == len(places) and all(place + 4 <= len(base) for place in places)
+    template = np.arange(len(base), dtype=np.uint8)
     if fit:
-        made = _rankpatch.expand(base, positions, columns, column)
-        expected = base.copy()
+        _rankpatch.expand(base, template, positions, columns, column)
+        expected = bytearray(template.tobytes())
         for row, place in enumerate(places):
-            expected[place : place + 4] = columns[row : row + 1, column].view(np.uint8)
-        assert made.tobytes() == expected.tobytes()
+            word = int.from_bytes(expected[place : place + 4], "little") + int(columns[row, column])
+            expected[place : place + 4] = (word % (1 << 32)).to_bytes(4, "little")
+        assert base.tobytes() == bytes(expected)
+        assert untouched(memory)
     else:
         with pytest.raises(ValueError):
-            _rankpatch.expand(base, positions, columns, column)
-    assert (memory == 0xA5).all()
+            _rankpatch.expand(base, template, positions, columns, column)
+        assert (memory == 0xA5).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(guarded(), structs(_rankpatch.relocation_dtype), st.integers(0, 3))
+def test_relocations_stay_in_their_block(
+    block: tuple[np.ndarray, np.ndarray], relocations: np.ndarray, count: int
+) -> None:
+    memory, inside = block
+    symbols = np.arange(count, dtype=np.uint64)
+    fit = all(r["symbol"] < count and int(r["offset"]) + 8 <= len(inside) for r in relocations)
+    if fit:
+        _rankpatch.relocate(inside, relocations, symbols)
+    else:
+        with pytest.raises(ValueError, match="relocation"):
+            _rankpatch.relocate(inside, relocations, symbols)
+        assert (memory == 0xA5).all()
+    assert untouched(memory)
 
 
 @settings(deadline=None, max_examples=200)
@@ -165,8 +185,10 @@ def test_arrays_of_any_kind_are_taken_or_refused(first: int) -> None:
             lambda a, b: _rankpatch.check_writes(a),
             lambda a, b: _rankpatch.apply(a, b),
             lambda a, b: _rankpatch.differing(a, [b], 4),
-            lambda a, b: _rankpatch.expand(a, b, np.zeros((1, 1), np.uint32), 0),
-            lambda a, b: _rankpatch.expand(np.zeros(8, np.uint8), a, b, 0),
+            lambda a, b: _rankpatch.expand(a, b, np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32), 0),
+            lambda a, b: _rankpatch.expand(np.zeros(8, np.uint8), np.zeros(8, np.uint8), a, b, 0),
+            lambda a, b: _rankpatch.relocate(a, b, np.zeros(1, np.uint64)),
+            lambda a, b: _rankpatch.relocate(np.zeros(8, np.uint8), a, b),
         ):
             try:
                 call(one, two)

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <set>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,7 +25,7 @@ namespace {
 class Builder {
  public:
   Builder(std::span<const uint64_t> functions, std::span<void *const> comm_graphs)
-      : functions_(functions), comm_graphs_(comm_graphs) {
+      : functions_(functions), comm_graphs_(comm_graphs), layouts_(functions.size()) {
     FDY_CU(cuCtxGetCurrent, &context_);
     if (context_ == nullptr)
       throw Error(FDY_ERROR_STATE, "no context is current on this thread: make the engine's current before building");
@@ -38,6 +38,8 @@ class Builder {
     std::vector<CUgraphNode> made;
     std::map<uint32_t, std::vector<CUgraphNode>> last_of;  // by communicator: tails of its latest collective
     bodies.reserve(source.node_count);
+    made.reserve(source.node_count);
+    edges.reserve(source.edge_count);
     for (uint64_t i = 0; i < source.node_count; ++i) {
       const fdy_node &node = source.nodes[i];
       if (node.type == FDY_NODE_COMM) {
@@ -51,23 +53,15 @@ class Builder {
       const fdy_edge &e = source.edges[i];
       edges.push_back({bodies[e.from], bodies[e.to], e.from_port, e.to_port, e.type});
     }
+    // An edge of the graph may say again what the order of a communicator says; its own data counts, and that is last.
     add_edges(graph.get(), without_doubles(std::move(edges)));
-    for (CUgraphNode node : made) Creations::get().note(graph.get(), node);
+    Creations::get().note(graph.get(), made);
     return graph;
   }
 
   std::vector<CUgraph> small_graphs() const { return {small_.begin(), small_.end()}; }
 
  private:
-  // An edge of the graph may say again what the order of a communicator says; its own data counts, and that comes last.
-  static std::vector<Edge> without_doubles(std::vector<Edge> edges) {
-    std::map<std::pair<CUgraphNode, CUgraphNode>, Edge> unique;
-    for (const Edge &e : edges) unique.insert_or_assign({e.from, e.to}, e);
-    std::vector<Edge> out;
-    for (const auto &[pair, edge] : unique) out.push_back(edge);
-    return out;
-  }
-
   CUgraphNode add_node(CUgraph graph, const fdy_graph &source, const fdy_node &node) {
     const uint8_t *params = source.params + node.param_offset;
     CUgraphNode out = nullptr;
@@ -99,7 +93,7 @@ class Builder {
 
   CUgraphNode add_kernel(CUgraph graph, const fdy_graph &source, const fdy_node &node, const uint8_t *bytes) {
     const uint64_t handle = functions_[node.function];
-    const modules::ParamLayout &layout = layout_of(handle);
+    const modules::ParamLayout &layout = layout_of(node.function);
     const std::span<const fdy_attribute> attributes(source.attributes + node.attribute_first, node.attribute_count);
     CUDA_KERNEL_NODE_PARAMS_v2 params{};
     params.func = reinterpret_cast<CUfunction>(static_cast<uintptr_t>(handle));
@@ -120,16 +114,20 @@ class Builder {
                   "archive's function is another one",
                   node.param_bytes, node.param_kind, node.function, layout.bytes);
 
-    // The driver refuses a cooperative kernel with `extra`; a list must point into a whole block.
-    std::vector<uint8_t> block(bytes, bytes + node.param_bytes);
-    std::vector<void *> list;
-    size_t size = block.size();
-    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
-                     CU_LAUNCH_PARAM_END};
+    // The driver copies parameters from where they lie.  It only reads them, though its types do not say so.
+    auto *block = const_cast<uint8_t *>(bytes);
+    size_t size = node.param_bytes;
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
+    // It refuses a cooperative kernel with `extra`; a list must point into a whole block.
     if (node.param_kind == FDY_PARAM_LIST || (node.param_kind == FDY_PARAM_EXTRA && is_cooperative(attributes))) {
-      block.resize(layout.bytes);
-      for (const fdy_field &field : layout.fields) list.push_back(block.data() + field.offset);
-      params.kernelParams = list.data();
+      if (size < layout.bytes) {
+        padded_.assign(layout.bytes, 0);
+        std::copy(bytes, bytes + size, padded_.begin());
+        block = padded_.data();
+      }
+      list_.clear();
+      for (const fdy_field &field : layout.fields) list_.push_back(block + field.offset);
+      params.kernelParams = list_.data();
     } else if (node.param_kind == FDY_PARAM_EXTRA) {
       params.extra = extra;
     }
@@ -154,17 +152,19 @@ class Builder {
     return spliced.body;
   }
 
-  const modules::ParamLayout &layout_of(uint64_t handle) {
-    const auto it = layouts_.find(handle);
-    if (it != layouts_.end()) return it->second;
-    const auto function = reinterpret_cast<CUfunction>(static_cast<uintptr_t>(handle));
-    return layouts_.emplace(handle, modules::param_layout(function, nullptr)).first->second;
+  const modules::ParamLayout &layout_of(uint32_t number) {
+    std::shared_ptr<const modules::ParamLayout> &layout = layouts_[number];
+    if (!layout)
+      layout = modules::known_layout(reinterpret_cast<CUfunction>(static_cast<uintptr_t>(functions_[number])));
+    return *layout;
   }
 
   std::span<const uint64_t> functions_;
   std::span<void *const> comm_graphs_;
   CUcontext context_ = nullptr;
-  std::unordered_map<uint64_t, modules::ParamLayout> layouts_;
+  std::vector<std::shared_ptr<const modules::ParamLayout>> layouts_;  // by function, once it was needed
+  std::vector<void *> list_;                                          // of one node, kept for its memory
+  std::vector<uint8_t> padded_;                                       // likewise
   std::set<CUgraph> small_;
 };
 

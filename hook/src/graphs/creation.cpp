@@ -26,15 +26,16 @@ Creations &Creations::get() {
   return *creations;
 }
 
-void Creations::note(CUgraph graph, CUgraphNode node) {
+void Creations::note(CUgraph graph, std::span<const CUgraphNode> nodes) {
   const std::lock_guard lock(mutex_);
-  graphs_[graph].order.insert_or_assign(node, next_++);
+  auto &order = graphs_[graph].order;
+  for (CUgraphNode node : nodes) order.emplace_back(node, next_++);
 }
 
 void Creations::note_placeholder(CUgraph graph, CUgraphNode node, uint32_t group) {
   const std::lock_guard lock(mutex_);
   CreationRecord &record = graphs_[graph];
-  record.order.insert_or_assign(node, next_++);
+  record.order.emplace_back(node, next_++);
   record.groups.insert_or_assign(node, group);
 }
 

@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "support/cuda.h"
@@ -26,15 +28,15 @@ struct Frontier {
 Frontier frontier(CUstream stream);
 
 struct CreationRecord {
-  std::unordered_map<CUgraphNode, uint64_t> order;
-  std::unordered_map<CUgraphNode, uint32_t> groups;  // placeholders, by fdy_comm_op.group
-  std::string refusal;                               // why the graph cannot be read; empty if it can
+  std::vector<std::pair<CUgraphNode, uint64_t>> order;  // a handle that was used again counts where it is last
+  std::unordered_map<CUgraphNode, uint32_t> groups;     // placeholders, by fdy_comm_op.group
+  std::string refusal;                                  // why the graph cannot be read; empty if it can
 };
 
 class Creations {
  public:
   static Creations &get();
-  void note(CUgraph graph, CUgraphNode node);
+  void note(CUgraph graph, std::span<const CUgraphNode> nodes);
   void note_placeholder(CUgraph graph, CUgraphNode node, uint32_t group);
   // The graph has something that the hook could not follow; the first reason stays.
   void refuse(CUgraph graph, const std::string &reason);

@@ -2,7 +2,9 @@
 #include "graphs/edges.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
+#include <utility>
 
 #include "support/driver.h"
 #include "support/error.h"
@@ -14,24 +16,27 @@ auto kind(const Edge &e) {
   return std::tuple(e.from_port, e.to_port, e.type);
 }
 
-// One call for one kind of edge.
-void add_run(CUgraph graph, const Edge *first, const Edge *last) {
+// One call for the edges that are of the kind of `like`.
+void add_run(CUgraph graph, std::span<const Edge> edges, const Edge &like) {
   std::vector<CUgraphNode> from, to;
   std::vector<CUgraphEdgeData> data;
-  for (const Edge *e = first; e != last; ++e) {
-    from.push_back(e->from);
-    to.push_back(e->to);
-    data.push_back({e->from_port, e->to_port, e->type, {}});
+  from.reserve(edges.size());
+  to.reserve(edges.size());
+  for (const Edge &e : edges) {
+    if (kind(e) != kind(like)) continue;
+    from.push_back(e.from);
+    to.push_back(e.to);
   }
+  data.assign(from.size(), {like.from_port, like.to_port, like.type, {}});
   if (FDY_CU_HAS(cuGraphAddDependencies_v2)) {
     FDY_CU(cuGraphAddDependencies_v2, graph, from.data(), to.data(), data.data(), from.size());
-  } else if (kind(*first) == std::tuple(0, 0, 0)) {
+  } else if (kind(like) == std::tuple(0, 0, 0)) {
     FDY_CU(cuGraphAddDependencies, graph, from.data(), to.data(), from.size());
   } else {
     throw Error(FDY_ERROR_UNSUPPORTED,
                 "the graph has edges of type %u and this driver has no edge data: use driver 545 "
                 "or newer",
-                static_cast<unsigned>(first->type));
+                static_cast<unsigned>(like.type));
   }
 }
 
@@ -70,18 +75,24 @@ std::vector<Edge> edges_of(CUgraph graph) {
   return edges;
 }
 
-void add_edges(CUgraph graph, std::vector<Edge> edges) {
-  std::stable_sort(edges.begin(), edges.end(), [](const Edge &a, const Edge &b) { return kind(a) < kind(b); });
-  for (size_t first = 0; first < edges.size();) {
-    size_t last = first;
-    while (last < edges.size() && kind(edges[last]) == kind(edges[first])) ++last;
-    add_run(graph, edges.data() + first, edges.data() + last);
-    first = last;
-  }
+std::vector<Edge> without_doubles(std::vector<Edge> edges) {
+  const auto nodes = [](const Edge &e) { return std::pair(e.from, e.to); };
+  std::stable_sort(edges.begin(), edges.end(), [&](const Edge &a, const Edge &b) { return nodes(a) < nodes(b); });
+  size_t kept = 0;
+  for (size_t i = 0; i < edges.size(); ++i)
+    if (i + 1 == edges.size() || nodes(edges[i]) != nodes(edges[i + 1])) edges[kept++] = edges[i];
+  edges.resize(kept);
+  return edges;
+}
+
+void add_edges(CUgraph graph, std::span<const Edge> edges) {
+  std::map<decltype(kind(edges[0])), const Edge *> kinds;  // one or two
+  for (const Edge &e : edges)
+    if (kinds.empty() || kind(*kinds.begin()->second) != kind(e)) kinds.try_emplace(kind(e), &e);
+  for (const auto &[unused, first] : kinds) add_run(graph, edges, *first);
   std::vector<Edge> made = edges_of(graph);
   std::sort(made.begin(), made.end());
-  std::sort(edges.begin(), edges.end());
-  if (made != edges)
+  if (!std::equal(made.begin(), made.end(), edges.begin(), edges.end()))
     throw Error(FDY_ERROR_DRIVER,
                 "the driver made %zu edges out of %zu, or gave some of them other data than they were "
                 "added with: this driver cannot hold the graph",

@@ -6,6 +6,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "support/cuda.h"
@@ -26,9 +27,13 @@ std::vector<CUgraphNode> nodes_of(CUgraph graph);
 // In no particular order.
 std::vector<Edge> edges_of(CUgraph graph);
 
-// Adds the edges of a graph that has none yet, then reads them back: drivers 580 to 610 apply the data of the first
-// edge of a call to all of them.  Throws Error if the driver made something else of them.
-void add_edges(CUgraph graph, std::vector<Edge> edges);
+// One edge for each pair of nodes, in order of the nodes; of edges between the same two the last one counts.
+std::vector<Edge> without_doubles(std::vector<Edge> edges);
+
+// Adds the edges of a graph that has none yet, in order and no two between the same nodes, then reads them back:
+// drivers 580 to 610 apply the data of the first edge of a call to all of them.  Throws Error if the driver made
+// something else of them.
+void add_edges(CUgraph graph, std::span<const Edge> edges);
 
 // What a node depends on.
 std::vector<CUgraphNode> dependencies_of(CUgraphNode node);

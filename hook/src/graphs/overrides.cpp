@@ -31,7 +31,7 @@ CUresult after_launch(CUresult code, CUstream stream, Streams meaning) noexcept 
   if (capturing() && captures::any())
     record("a captured launch", [&] {
       const Frontier at = frontier(resolved(stream, meaning));
-      if (at.graph != nullptr && at.nodes.size() == 1) Creations::get().note(at.graph, at.nodes.front());
+      if (at.graph != nullptr && at.nodes.size() == 1) Creations::get().note(at.graph, at.nodes);
     });
   return code;
 }

@@ -205,6 +205,8 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
   if (!created.refusal.empty()) throw Error(FDY_ERROR_UNSUPPORTED, "%s", created.refusal.c_str());
 
   const std::vector<CUgraphNode> nodes = nodes_of(graph);
+  std::unordered_map<CUgraphNode, uint64_t> creation;
+  for (const auto &[node, number] : created.order) creation.insert_or_assign(node, number);
   std::unordered_map<CUgraphNode, uint32_t> index;
   std::vector<NodeContent> contents(nodes.size());
   std::vector<OrderNode> order_nodes(nodes.size());
@@ -216,8 +218,8 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
     } catch (const Error &error) {
       contents[i].error = error;  // reported by place, which is known only when all are read
     }
-    const auto it = created.order.find(nodes[i]);
-    order_nodes[i] = {it == created.order.end() ? kUnknownCreation : it->second, shape_of(contents[i]),
+    const auto it = creation.find(nodes[i]);
+    order_nodes[i] = {it == creation.end() ? kUnknownCreation : it->second, shape_of(contents[i]),
                       bytes_of(contents[i])};
   }
 

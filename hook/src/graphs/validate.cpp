@@ -120,7 +120,7 @@ void check_edges(const fdy_graph &graph) {
                   static_cast<ull>(i), static_cast<unsigned>(e.type));
     pairs.emplace_back(e.from, e.to);
   }
-  std::sort(pairs.begin(), pairs.end());
+  if (!std::is_sorted(pairs.begin(), pairs.end())) std::sort(pairs.begin(), pairs.end());  // archives have them sorted
   if (const auto twice = std::adjacent_find(pairs.begin(), pairs.end()); twice != pairs.end())
     throw Error(FDY_ERROR_INVALID, "there are two edges from node %u to node %u: the graph is damaged", twice->first,
                 twice->second);

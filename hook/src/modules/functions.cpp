@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -26,8 +27,7 @@ class FunctionTable {
   // What is known of a handle stays true until some module is unloaded.
   bool cached(void *handle, uint64_t epoch, UsedFunction *out) {
     const std::lock_guard lock(mutex_);
-    if (epoch != epoch_) by_handle_.clear();
-    epoch_ = epoch;
+    enter(epoch);
     const auto it = by_handle_.find(handle);
     if (it == by_handle_.end()) return false;
     *out = it->second;
@@ -37,6 +37,19 @@ class FunctionTable {
   void cache(void *handle, uint64_t epoch, const UsedFunction &function) {
     const std::lock_guard lock(mutex_);
     if (epoch == epoch_) by_handle_.emplace(handle, function);
+  }
+
+  std::shared_ptr<const ParamLayout> layout(CUfunction function, uint64_t epoch) {
+    const std::lock_guard lock(mutex_);
+    enter(epoch);
+    const auto it = layouts_.find(function);
+    return it == layouts_.end() ? nullptr : it->second;
+  }
+
+  void keep(CUfunction function, uint64_t epoch, const std::shared_ptr<const ParamLayout> &layout) {
+    const std::lock_guard lock(mutex_);
+    enter(epoch);
+    layouts_.insert_or_assign(function, layout);  // an older one is of a function that is gone
   }
 
   uint32_t use(const UsedFunction &function) {
@@ -53,9 +66,17 @@ class FunctionTable {
   }
 
  private:
+  void enter(uint64_t epoch) {
+    if (epoch == epoch_) return;
+    by_handle_.clear();
+    layouts_.clear();
+    epoch_ = epoch;
+  }
+
   std::mutex mutex_;
   uint64_t epoch_ = 0;
   std::unordered_map<void *, UsedFunction> by_handle_;
+  std::unordered_map<CUfunction, std::shared_ptr<const ParamLayout>> layouts_;
   std::map<std::pair<uint32_t, std::string>, uint32_t> places_;
   std::vector<UsedFunction> functions_;
 };
@@ -74,6 +95,16 @@ ParamLayout param_layout(CUfunction function, CUkernel kernel) {
     out.bytes = std::max(out.bytes, static_cast<uint32_t>(offset + bytes));
   }
   return out;
+}
+
+void keep_layout(CUfunction function) {
+  const uint64_t epoch = Registry::get().epoch();
+  FunctionTable::get().keep(function, epoch, std::make_shared<const ParamLayout>(param_layout(function, nullptr)));
+}
+
+std::shared_ptr<const ParamLayout> known_layout(CUfunction function) {
+  if (auto known = FunctionTable::get().layout(function, Registry::get().epoch())) return known;
+  return std::make_shared<const ParamLayout>(param_layout(function, nullptr));
 }
 
 UsedFunction inspect_function(CUfunction function, CUkernel kernel) {

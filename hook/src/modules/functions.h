@@ -5,6 +5,7 @@
 #define FOUNDRYD_HOOK_MODULES_FUNCTIONS_H
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,12 @@ struct ParamLayout {
 
 // From cuKernelGetParamInfo if there is a kernel, else from cuFuncGetParamInfo.
 ParamLayout param_layout(CUfunction function, CUkernel kernel);
+
+// Asks the driver for the layout of a function that was just loaded, and keeps it until some module is unloaded.
+void keep_layout(CUfunction function);
+
+// The layout that was kept, or else what the driver says now.
+std::shared_ptr<const ParamLayout> known_layout(CUfunction function);
 
 struct UsedFunction {
   uint32_t module;

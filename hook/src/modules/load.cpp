@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graphs/capture_mode.h"
+#include "modules/functions.h"
 #include "modules/image.h"
 #include "modules/registry.h"
 #include "support/counters.h"
@@ -111,6 +112,7 @@ CUfunction load_function(uint32_t module, const char *name, std::span<const fdy_
   }
   // A lazy load could synchronise against a collective that spins for us.
   if (FDY_CU_HAS(cuFuncLoad)) FDY_CU(cuFuncLoad, found.function);
+  keep_layout(found.function);
   return found.function;
 }
 

@@ -32,7 +32,17 @@ void check_writes(std::span<const fp_write> writes);
 // Number of writes that `plan` makes: every rule but noise gives one.
 size_t count_writes(std::span<const fp_rule> rules);
 
-// Checks as `check_rules` and fills `writes`, which has `count_writes` entries, in the order of the rules.
+// A coordinate that is not known: rules that follow it are refused.
+inline constexpr uint32_t kUnknownCoordinate = UINT32_MAX;
+
+// A rule follows a coordinate that is not known.
+class UnknownCoordinate : public InvalidRules {
+ public:
+  using InvalidRules::InvalidRules;
+};
+
+// Checks as `check_rules` and fills `writes`, which has `count_writes` entries, in the order of the rules.  Throws
+// InvalidRules, or UnknownCoordinate, which is one.
 void plan(std::span<const fp_rule> rules, std::span<const uint64_t> tables, const Coordinates &coordinates,
           uint32_t world, std::span<fp_write> writes);
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of members as one rank has them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foundryd._native import _rankpatch
+from foundryd.archive import index as ix
+from foundryd.archive.members import GraphParts, TemplateReader, split_block
+from foundryd.archive.reader import ArchiveReader
+from foundryd.rankpatch.plan import Plan
+from foundryd.session.building import Bindings
+from foundryd.session.executables import Member
+
+
+class MemberBlocks:
+    """Makes members of a variant for a rank, each in the memory that its template has ready.
+
+    Everything that can be looked up once is: a member then costs one copy of its template and a store for each word
+    that differs, all of it in native code, without an allocation.  Not for several threads at once.
+    """
+
+    def __init__(self, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
+        self._reader = reader
+        self._variant = variant
+        self._plan = plan
+        self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
+        blocks = np.ascontiguousarray(self._relocations["block"])
+        self._bounds: list[int] = np.searchsorted(blocks, np.arange(len(variant.blocks) + 1)).tolist()
+        self._ready: dict[int, tuple[TemplateReader, np.ndarray, GraphParts]] = {}
+
+    def relocations_of(self, block: int) -> np.ndarray:
+        """The relocations of one block, a view."""
+        return self._relocations[self._bounds[block] : self._bounds[block + 1]]
+
+    def patched(self, member: Member, bindings: Bindings) -> GraphParts:
+        """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
+
+        Raises ``ArchiveFormatError`` if the archive or the plan contradict themselves.
+        """
+        if member.template not in self._ready:
+            template = TemplateReader(self._reader, self._variant.templates[member.template])
+            memory = np.empty_like(template.base)
+            self._ready[member.template] = template, memory, split_block(memory, template.first)
+        template, memory, graph = self._ready[member.template]
+        template.fill(template.column_of(member.place), memory)
+        self._plan.apply(member.place, memory)
+        bindings.relocate(memory, self.relocations_of(member.place))
+        return graph

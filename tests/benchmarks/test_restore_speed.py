@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restore adds to the driver's own work, on the software driver, and what a daemon takes to serve a rank."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundryd.daemon.launch import start_daemon
+from foundryd.session.client import attach
+
+CHILD = Path(__file__).parent / "child"
+GRAPHS = 64
+
+pytestmark = pytest.mark.benchmark(min_rounds=3, max_time=0.5, warmup=False)
+
+Environment = Callable[[bool], dict[str, str]]
+
+
+def run(program: str, environment: dict[str, str], *arguments: object) -> dict[str, Any]:
+    line = [sys.executable, "-P", str(CHILD / program), *map(str, arguments)]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def medians(rows: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in rows.items()}
+
+
+def test_build_graphs_beside_the_drivers_floor(
+    benchmark: Any, archive_of: Callable[..., Path], driver_environment: Environment, tmp_path: Path
+) -> None:
+    """The benchmark's own time is that of a whole process; what matters is in ``extra_info``, CPU ms a graph."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path / "floor.so"
+    line = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(CHILD / "floor.c"), "-ldl"]
+    subprocess.run(line, check=True, timeout=60)
+    path = archive_of(graphs=GRAPHS)
+    ours = benchmark.pedantic(
+        run, ("build_graphs.py", driver_environment(True), path, 5, GRAPHS), rounds=2, warmup_rounds=0
+    )
+    floor = run("floor.py", driver_environment(False), path, library, GRAPHS)
+    assert len(ours["rows"]["member"]) == len(floor["rows"]["build"]) == GRAPHS
+    mine, least = medians(ours["rows"]), medians(floor["rows"])
+    benchmark.extra_info.update(
+        {f"phase_{name}_ms": value for name, value in ours["phases"].items()},
+        block_ms=mine["block"],
+        build_ms=mine["build"],
+        instantiate_ms=mine["instantiate"],
+        floor_build_ms=least["build"],
+        floor_instantiate_ms=least["instantiate"],
+        own_ms=mine["member"] - least["build"],
+    )
+
+
+@pytest.fixture
+def runtime_dir(archive_of: Callable[..., Path]) -> Iterator[Path]:
+    """The runtime directory of a daemon that serves the archive of 512 graphs."""
+    with tempfile.TemporaryDirectory(prefix="fdy-", dir="/tmp") as folder:
+        daemon = start_daemon(Path(folder) / "run", [f"model={archive_of()}"], timeout=60)
+        try:
+            yield Path(folder) / "run"
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
+def test_attach_one_rank_whose_plan_is_kept(benchmark: Any, runtime_dir: Path) -> None:
+    def attached() -> int:
+        with attach(runtime_dir=runtime_dir, archive="model", rank=5, timeout=20.0, keep=False) as attachment:
+            return len(attachment.plan)
+
+    planned = attached()
+    assert benchmark(attached) == planned > 512 * 13 * 24
+
+
+def test_attach_a_rank_whose_plan_is_new(benchmark: Any, runtime_dir: Path) -> None:
+    ranks = iter(range(64))
+
+    def attached() -> None:
+        attach(runtime_dir=runtime_dir, archive="model", rank=next(ranks), timeout=20.0, keep=False).close()
+
+    benchmark.pedantic(attached, rounds=20, warmup_rounds=1)
