@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import zstandard
 
 OBJECT, FUNCTION, SECTION, TEXTURE = 1, 2, 3, 10
-PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, INFO, CALLS = 1, 2, 3, 4, 8, 0x70000000, 0x70000001
+PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, INFO, CALLS, PROTOTYPES = 1, 2, 3, 4, 8, 0x70000000, 0x70000001, 0x70000002
 COMMON, ENTRY = 0xFFF2, 0x10
 
 LZ4, ZSTD, SPECIFIC, FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
@@ -36,7 +36,8 @@ class Cubin:
     """``sections``: name to (bytes, alignment); ``relocations``: section to (offset, symbol's place in ``symbols``).
 
     ``content`` is what sections hold beside zeros.  ``calls`` are the words of a call graph, where a symbol's number is
-    its place and one.  With ``segments`` there are program headers, of runs of sections with the same flags.
+    its place and one; ``prototypes`` those of how functions are called.  With ``segments`` there are program headers,
+    of runs of sections with the same flags.
     """
 
     sections: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -45,11 +46,13 @@ class Cubin:
     architecture: int = 90
     content: dict[str, bytes] = field(default_factory=dict)
     calls: list[tuple[int, int]] = field(default_factory=list)
+    prototypes: list[tuple[int, int]] = field(default_factory=list)
     segments: bool = False
 
     def build(self) -> bytes:
         names = ["", *self.sections, ".symtab", ".strtab", ".shstrtab", *(f".rela{s}" for s in self.relocations)]
-        names += [".nv.callgraph"] * bool(self.calls)
+        pairs = {".nv.callgraph": (CALLS, self.calls), ".nv.prototype": (PROTOTYPES, self.prototypes)}
+        names += [name for name, (_, rows) in pairs.items() if rows]
         strings, places = _strings([s.name for s in self.symbols])
         titles, title_at = _strings(names)
         table = bytes(24)
@@ -85,9 +88,10 @@ class Cubin:
             data = b"".join(struct.pack("<QQq", at, symbol + 1 << 32 | 2, 0) for at, symbol in rows)
             info = names.index(section)
             add(f".rela{section}", RELA, 0x40, data, len(data), names.index(".symtab"), info, entry=24)
-        if self.calls:
-            data = b"".join(struct.pack("<II", *(n & 0xFFFFFFFF for n in row)) for row in self.calls)
-            add(".nv.callgraph", CALLS, 0, data, len(data), names.index(".symtab"), align=4, entry=8)
+        for name, (kind, words) in pairs.items():
+            if words:
+                data = b"".join(struct.pack("<II", *(n & 0xFFFFFFFF for n in row)) for row in words)
+                add(name, kind, 0, data, len(data), names.index(".symtab"), align=4, entry=8)
         body.extend(bytes(-len(body) % 8))
         after = len(body) + 64 * len(headers)
         count = 2 + len(runs) if self.segments else 0

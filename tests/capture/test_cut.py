@@ -76,6 +76,7 @@ class Program:
     placed: set[str] = field(default_factory=set)  # by a constant, through the section's symbol
     patched: set[str] = field(default_factory=set)  # with a relocation in their code
     taken: set[str] = field(default_factory=set)
+    described: set[str] = field(default_factory=set)  # by a prototype
     calls: set[tuple[str, str]] = field(default_factory=set)
     possible: set[tuple[str, str]] = field(default_factory=set)
     shared: int = 16  # alignment
@@ -113,11 +114,12 @@ class Program:
         calls += [(0, TAKEN), *((places[n] + 1, 1) for n in sorted(self.taken)), (0, BY_ADDRESS)]
         calls += [(0, POSSIBLE), *((places[a] + 1, places[b] + 1) for a, b in sorted(self.possible))]
         content = {name: order.randbytes(size) for name, (size, _) in sections.items()}
-        return Cubin(sections, symbols, relocations, content=content, calls=calls, segments=True)
+        prototypes = [(places[n] + 1, 5) for n in sorted(self.described | set(self.devices))]
+        return Cubin(sections, symbols, relocations, content=content, calls=calls, prototypes=prototypes, segments=True)
 
     def cut(self) -> set[str]:
         """The kernels of which only the beginning has to be left."""
-        kept = self.used | self.pointed | self.placed | self.patched | self.taken | set(self.devices)
+        kept = self.used | self.pointed | self.placed | self.patched | self.taken | self.described | set(self.devices)
         while more := {b for a, b in self.calls | self.possible if a in kept} - kept:
             kept |= more
         return {n for n, size in self.kernels.items() if size > LEFT} - kept
@@ -130,7 +132,7 @@ def programs(draw: st.DrawFn) -> Program:
     rarely = st.sets(st.sampled_from(sorted(kernels)), max_size=2)
     pairs = st.sets(st.tuples(*[st.sampled_from(sorted(kernels | devices))] * 2), max_size=2)
     used = draw(st.sets(st.sampled_from(sorted(kernels)), min_size=1))
-    several = [draw(rarely) for _ in range(4)]
+    several = [draw(rarely) for _ in range(5)]
     return Program(
         kernels,
         devices,
@@ -208,10 +210,37 @@ def test_headers_stay_consistent(program: Program) -> None:
             assert (ours[2], ours[5]) == (after.head[5], 56 * len(after.segments))
         else:
             assert after.held(ours) == before.held(theirs)
+    moves = [was[4] - now[4] for was, now in zip(before.sections, after.sections, strict=True)]
+    cuts = [i for i, (was, now) in enumerate(zip(before.sections, after.sections, strict=True)) if was[5] != now[5]]
+    if cuts:
+        assert set(moves[: cuts[0] + 1]) == {0}
+        last = max(before.sections[i][4] for i in cuts)
+        behind = {move for move, section in zip(moves, before.sections, strict=True) if section[4] > last}
+        assert [move % max(s[8] for s in before.sections) for move in behind] == [0]
+
+
+def test_room_that_no_alignment_asks_for_stays() -> None:
+    program = Program({"a": 256, "b": 512}, used={"a"})
+    image = bytearray(replace(program.cubin(), content={}).build())
+    section(".debug_frame", 32, "<Q", 4)(image)
+    left = Parts.of(without_unused(bytes(image), {"a"}))
+    assert left.sections[2][4] - left.sections[1][4] == 40
+    assert left.data[left.names.index(".text.b")] == bytes(LEFT)
+
+
+def test_what_has_no_bytes_does_not_come_to_lie_within_what_has() -> None:
+    program = Program({"a": 200, "b": 200, "c": 256}, used={"a"})
+    image = bytearray(program.cubin().build())
+    parts = Parts.of(bytes(image))
+    behind = parts.sections[parts.names.index(".text.b")][4] + 200
+    section(".nv.shared.a", 24, "<Q", behind + 40)(image)
+    left = Parts.of(without_unused(bytes(image), {"a"}))
+    place = left.sections[left.names.index(".nv.shared.a")][4]
+    assert not [n for n, s in zip(left.names, left.sections, strict=True) if s[1] != 8 and s[4] < place < s[4] + s[5]]
 
 
 def test_kernels_in_use_or_referred_to_keep_their_code() -> None:
-    small = Program(dict.fromkeys("abcdefgh", 256), {"near": 512}, {"a"}, {"b"}, {"c"}, {"d"}, {"e"})
+    small = Program(dict.fromkeys("abcdefghi", 256), {"near": 512}, {"a"}, {"b"}, {"c"}, {"d"}, {"e"}, {"i"})
     assert small.cut() == set("fgh")
     linked = replace(small, calls={("a", "f"), ("near", "g")}, possible={("f", "h")})
     assert linked.cut() == set()
@@ -239,6 +268,10 @@ def test_calls_by_address_of_code_that_may_run_keep_a_file_whole() -> None:
         assert found == f"the code of its section .text.{caller} calls functions by address"
     by_unused = cubin(calls=[(0, DIRECT), (0, BY_ADDRESS), (number["b"], 1)]).build()
     assert len(without_unused(by_unused, {"a"})) == len(by_unused) - 384
+    # What it writes into its own code is no reason to think that it runs.
+    relocations = cubin().relocations | {".text.b": [(496, number["b"] - 1)]}
+    writing = cubin(relocations=relocations, calls=[(0, DIRECT), (0, BY_ADDRESS), (number["b"], 1)]).build()
+    assert without_unused(writing, {"a"}) == writing
 
 
 def header(place: int, form: str, value: int) -> Any:
@@ -296,7 +329,8 @@ def between(image: bytearray) -> None:
         (section(".rela.nv.constant4", 40, "<I", 2), "about the symbols of section 2"),
         (section(".rela.nv.constant4", 44, "<I", 999), "relocates section 999"),
         (section(".nv.callgraph", 40, "<I", 2), "about the symbols of section 2"),
-        (section(".nv.callgraph", 32, "<Q", 12), "has calls of 8"),
+        (section(".nv.prototype", 40, "<I", 2), "about the symbols of section 2"),
+        (section(".nv.callgraph", 56, "<Q", 12), "has pairs of 12, not 8"),
         (section(".nv.shared.a", 24, "<Q", 0x50), "in the midst of a part"),
         (segment(1, 0, 7), "a segment of type 0x7"),
         (segment(0, 8, 64), "its program headers are said to be at 64"),

@@ -19,13 +19,14 @@ LEFT = 128
 
 _ENTRY = 0x10  # st_other of a function that the host can launch
 _CODE = 1  # sh_type
-_CALLS = 0x70000001  # sh_type of the call graph
-# Of the types of a program, those of which it is known that they name no code but by what is read here: also strings,
-# notes, facts of kernels by their symbols (.nv.info), how relocations are computed, what the file is compatible with.
-_KNOWN = {elf.NULL, elf.SYMTAB, elf.NOBITS, *elf.RELOCATIONS, _CODE, _CALLS, 3, 7, 0x70000000, 0x7000000B, 0x70000086}
+_CALLS, _PROTOTYPES = 0x70000001, 0x70000002  # sh_type of the call graph, and of how functions are called
+# What names no code but as it is read here.  Also strings, notes, facts of kernels by their symbols (.nv.info), how
+# relocations are computed, what the file is compatible with.
+_KNOWN = {elf.NULL, elf.SYMTAB, elf.NOBITS, *elf.RELOCATIONS, _CODE, _CALLS, _PROTOTYPES}
+_KNOWN |= {3, 7, 0x70000000, 0x7000000B, 0x70000086}
 _FOR_DEBUGGERS = (".debug_", ".nv_debug_")  # which the driver does not load to run a kernel
 
-# Rows of the call graph are two words.  (0, -1), (0, -2), … begin its lists.
+# Rows of both are two words, the first a symbol's number.  In the call graph (0, -1), (0, -2), … begin its lists.
 _PAIR = struct.Struct("<II")
 _DIRECT, _BY_ADDRESS, _CALLS_BY_ADDRESS, _POSSIBLE = 1, 2, 3, 4
 
@@ -67,7 +68,9 @@ def _symbols(file: elf.File) -> list[elf.Symbol]:
         if len(file.sections) <= symbol.section < elf.RESERVED or symbol.section == elf.EXTENDED:
             raise UnreadableImage(f"a symbol is in section {symbol.section}, and there are {len(file.sections)}")
     for i, section in enumerate(file.sections):
-        if section.type in (*elf.RELOCATIONS, _CALLS) and file.sections[section.link : section.link + 1] != [table]:
+        if section.type in (*elf.RELOCATIONS, _CALLS, _PROTOTYPES) and file.sections[
+            section.link : section.link + 1
+        ] != [table]:
             raise UnreadableImage(f"its section {file.names[i]} is about the symbols of section {section.link}")
     return symbols
 
@@ -92,6 +95,7 @@ def _kept(file: elf.File, symbols: list[elf.Symbol], unused: set[int]) -> set[in
     """The sections that have to stay as they are, of kernels that are not used as well."""
     relocated, referred = _relocations(file, symbols)
     needed = set(range(len(file.sections))) - unused | referred
+    needed |= {_numbered(symbols, number).section for number, _ in _pairs(file, _PROTOTYPES)}
     calls: dict[int, set[int]] = {}
     callers = []
     for which, first, second in _call_graph(file, symbols):
@@ -134,19 +138,22 @@ def _relocations(file: elf.File, symbols: list[elf.Symbol]) -> tuple[set[int], s
 
 def _call_graph(file: elf.File, symbols: list[elf.Symbol]) -> Iterator[tuple[int, elf.Symbol, int]]:
     """(which list, a function, the other word) of each row of the call graph."""
+    which = 0
+    for first, second in _pairs(file, _CALLS):
+        if first == 0:
+            before, which = which, (1 << 32) - second
+            if not before < which <= _POSSIBLE:
+                raise UnreadableImage(f"its call graph has a list {-which} behind list {-before}")
+        elif which == 0:
+            raise UnreadableImage("its call graph has calls that are in no list")
+        else:
+            yield which, _numbered(symbols, first), second
+
+
+def _pairs(file: elf.File, kind: int) -> Iterator[tuple[int, int]]:
     for section in file.sections:
-        if section.type != _CALLS:
-            continue
-        which = 0
-        for first, second in _PAIR.iter_unpack(file.table(section, _PAIR.size, "call")):
-            if first == 0:
-                before, which = which, (1 << 32) - second
-                if not before < which <= _POSSIBLE:
-                    raise UnreadableImage(f"its call graph has a list {-which} behind list {-before}")
-            elif which == 0:
-                raise UnreadableImage("its call graph has calls that are in no list")
-            else:
-                yield which, _numbered(symbols, first), second
+        if section.type == kind:
+            yield from _PAIR.iter_unpack(file.table(section, _PAIR.size, "pair"))
 
 
 def _numbered(symbols: list[elf.Symbol], number: int) -> elf.Symbol:
