@@ -274,6 +274,18 @@ def test_calls_by_address_of_code_that_may_run_keep_a_file_whole() -> None:
     assert without_unused(writing, {"a"}) == writing
 
 
+def test_symbols_that_are_in_no_section_refer_to_none() -> None:
+    absolute = Symbol("fixed", 0xFFF1, 64, 0)
+    number = len(cubin().symbols) + 1
+    relocations = cubin().relocations | {".nv.global.init": [(0, number - 1)]}
+    calls = [(0, DIRECT), (number, number), (0, TAKEN), (number, 1)]
+    image = cubin(symbols=[*cubin().symbols, absolute], relocations=relocations, calls=calls).build()
+    assert len(without_unused(image, {"a"})) == len(image) - 384
+    calls += [(0, BY_ADDRESS), (number, 1)]
+    image = cubin(symbols=[*cubin().symbols, absolute], relocations=relocations, calls=calls).build()
+    assert "calls functions by address" in refusal(image, {"a"})
+
+
 def header(place: int, form: str, value: int) -> Any:
     def change(image: bytearray) -> None:
         struct.pack_into(form, image, place, value)

@@ -20,10 +20,10 @@ LEFT = 128
 _ENTRY = 0x10  # st_other of a function that the host can launch
 _CODE = 1  # sh_type
 _CALLS, _PROTOTYPES = 0x70000001, 0x70000002  # sh_type of the call graph, and of how functions are called
+_NUMBERING = {*elf.RELOCATIONS, _CALLS, _PROTOTYPES}  # what refers to symbols of the table that it links
 # What names no code but as it is read here.  Also strings, notes, facts of kernels by their symbols (.nv.info), how
 # relocations are computed, what the file is compatible with.
-_KNOWN = {elf.NULL, elf.SYMTAB, elf.NOBITS, *elf.RELOCATIONS, _CODE, _CALLS, _PROTOTYPES}
-_KNOWN |= {3, 7, 0x70000000, 0x7000000B, 0x70000086}
+_KNOWN = _NUMBERING | {elf.NULL, elf.SYMTAB, elf.NOBITS, _CODE} | {3, 7, 0x70000000, 0x7000000B, 0x70000086}
 _FOR_DEBUGGERS = (".debug_", ".nv_debug_")  # which the driver does not load to run a kernel
 
 # Rows of both are two words, the first a symbol's number.  In the call graph (0, -1), (0, -2), … begin its lists.
@@ -67,11 +67,10 @@ def _symbols(file: elf.File) -> list[elf.Symbol]:
     for symbol in symbols:
         if len(file.sections) <= symbol.section < elf.RESERVED or symbol.section == elf.EXTENDED:
             raise UnreadableImage(f"a symbol is in section {symbol.section}, and there are {len(file.sections)}")
-    for i, section in enumerate(file.sections):
-        if section.type in (*elf.RELOCATIONS, _CALLS, _PROTOTYPES) and file.sections[
-            section.link : section.link + 1
-        ] != [table]:
-            raise UnreadableImage(f"its section {file.names[i]} is about the symbols of section {section.link}")
+    numbering = [(n, s) for n, s in zip(file.names, file.sections, strict=True) if s.type in _NUMBERING]
+    for name, section in numbering:
+        if section.link >= len(file.sections) or file.sections[section.link] is not table:
+            raise UnreadableImage(f"its section {name} is about the symbols of section {section.link}")
     return symbols
 
 
@@ -95,16 +94,16 @@ def _kept(file: elf.File, symbols: list[elf.Symbol], unused: set[int]) -> set[in
     """The sections that have to stay as they are, of kernels that are not used as well."""
     relocated, referred = _relocations(file, symbols)
     needed = set(range(len(file.sections))) - unused | referred
-    needed |= {_numbered(symbols, number).section for number, _ in _pairs(file, _PROTOTYPES)}
+    needed |= {_section(symbols, number) for number, _ in _pairs(file, _PROTOTYPES)}
     calls: dict[int, set[int]] = {}
     callers = []
     for which, first, second in _call_graph(file, symbols):
         if which in (_DIRECT, _POSSIBLE):
-            calls.setdefault(first.section, set()).add(_numbered(symbols, second).section)
+            calls.setdefault(first, set()).add(_section(symbols, second))
         elif which == _BY_ADDRESS:
-            needed.add(first.section)
-        else:
-            callers.append(first.section)
+            needed.add(first)
+        elif which == _CALLS_BY_ADDRESS:
+            callers.append(first)
     needed = _with_called(needed, calls)
     by_address = [file.names[i] for i in callers if i in needed]
     if by_address:
@@ -132,12 +131,12 @@ def _relocations(file: elf.File, symbols: list[elf.Symbol]) -> tuple[set[int], s
             continue
         for _, number in file.relocations(section):
             relocated.add(section.info)
-            referred |= {_numbered(symbols, number).section} - {section.info}
+            referred |= {_section(symbols, number)} - {section.info}
     return relocated, referred
 
 
-def _call_graph(file: elf.File, symbols: list[elf.Symbol]) -> Iterator[tuple[int, elf.Symbol, int]]:
-    """(which list, a function, the other word) of each row of the call graph."""
+def _call_graph(file: elf.File, symbols: list[elf.Symbol]) -> Iterator[tuple[int, int, int]]:
+    """(which list, the section of a function, the other word) of each row of the call graph."""
     which = 0
     for first, second in _pairs(file, _CALLS):
         if first == 0:
@@ -147,7 +146,7 @@ def _call_graph(file: elf.File, symbols: list[elf.Symbol]) -> Iterator[tuple[int
         elif which == 0:
             raise UnreadableImage("its call graph has calls that are in no list")
         else:
-            yield which, _numbered(symbols, first), second
+            yield which, _section(symbols, first), second
 
 
 def _pairs(file: elf.File, kind: int) -> Iterator[tuple[int, int]]:
@@ -156,7 +155,9 @@ def _pairs(file: elf.File, kind: int) -> Iterator[tuple[int, int]]:
             yield from _PAIR.iter_unpack(file.table(section, _PAIR.size, "pair"))
 
 
-def _numbered(symbols: list[elf.Symbol], number: int) -> elf.Symbol:
+def _section(symbols: list[elf.Symbol], number: int) -> int:
+    """The section of a symbol, 0 if it is in none."""
     if number >= len(symbols):
         raise UnreadableImage(f"it refers to symbol {number}, and there are {len(symbols)}")
-    return symbols[number]
+    section = symbols[number].section
+    return section if section < elf.RESERVED else 0

@@ -93,7 +93,7 @@ def shortened(data: bytes, file: elf.File, sizes: Mapping[int, int]) -> bytes:
     out[_OFFSETS : _OFFSETS + 16] = b"".join(at.to_bytes(8, "little") for at in heads)
     for i in filled:
         at = places.of_part(sections[i].offset)
-        out[at : at + new_size[i]] = data[sections[i].offset :][: new_size[i]]
+        out[at : at + new_size[i]] = data[sections[i].offset : sections[i].offset + new_size[i]]
     for i, section in enumerate(sections):
         place = section.offset if section.type == elf.NULL else places.begin(section.offset)
         elf.SECTION.pack_into(
