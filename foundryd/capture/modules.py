@@ -10,7 +10,7 @@ from typing import Any
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
-from foundryd.capture.images import Listing, capability, listings, pruned
+from foundryd.capture.images import Listing, capability, is_cubin, listings, pruned, without_unused
 from foundryd.capture.recording import ModuleRecord
 from foundryd.errors import OpaqueModule, UnreadableImage
 
@@ -31,10 +31,16 @@ class GlobalRange:
 
 @dataclass(frozen=True)
 class WholeImage:
-    """Of the image that the program loaded: its bytes, and why all of it is archived, empty if not."""
+    """Of the image that the program loaded: its bytes, and why all of it is archived, empty if not.
+
+    ``cut_bytes`` of what the device takes are of kernels that are not used, and not archived; ``uncut_because`` says
+    why it cannot be known or did not load alike without them, empty if nothing is against it.
+    """
 
     bytes: int
     kept_because: str
+    cut_bytes: int = 0
+    uncut_because: str = ""
 
 
 @dataclass
@@ -57,9 +63,9 @@ def record_modules(
 ) -> RecordedModules:
     """Records the modules that ``numbers`` has (the hook's number to the recording's).
 
-    ``users`` names the functions of each that are used.  Of an image the code for other devices is left out where a
-    load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a global that could
-    have changed unseen, unless ``allow_opaque``.
+    ``users`` names the functions of each that are used.  Of an image the code for other devices and of kernels that
+    are not used is left out where a load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a
+    global that could have changed unseen, unless ``allow_opaque``.
     """
     apis = {int(m["id"]): int(m["api"]) for m in hook.modules()}
     out = RecordedModules()
@@ -78,8 +84,8 @@ def record_modules(
                     "capture with --allow-opaque-modules if you know that no kernel of the module does so"
                 )
             out.opaque[slot] = reason
-        kept, because = _pruned(hook, identifier, image, users[identifier], names, identity)
-        out.images.append(WholeImage(len(image), because))
+        kept, whole = _archived(hook, identifier, image, users[identifier], names, identity)
+        out.images.append(whole)
         out.records.append(
             ModuleRecord(apis[identifier], kept, [(name, hook.download(at, size)) for name, at, size in changed])
         )
@@ -94,25 +100,42 @@ def _listings(image: bytes, identity: Mapping[str, ix.IdentityField]) -> tuple[l
         return [], str(error)
 
 
-def _pruned(
+def _archived(
     hook: _hook.Hook,
     identifier: int,
     image: bytes,
     functions: Sequence[str],
     names: Sequence[str],
     identity: Mapping[str, ix.IdentityField],
-) -> tuple[bytes, str]:
-    """The image to archive and why it is the whole one, empty if it need not be."""
+) -> tuple[bytes, WholeImage]:
+    """The image to archive: the smallest that the driver says is the same."""
     if _COMPILES_ALWAYS in identity:
-        return image, "CUDA_FORCE_PTX_JIT is set, so that the driver takes other code than it would"
+        because = "CUDA_FORCE_PTX_JIT is set, so that the driver takes other code than it would"
+        return image, WholeImage(len(image), because)
     try:
         kept = pruned(image, capability(str(identity["compute_capability"].value)))
     except UnreadableImage as error:
-        return image, str(error)
-    if kept == image:
-        return image, ""
-    difference = hook.image_difference(identifier, kept, functions, names)
-    return (image, f"without the code for other devices it {difference}") if difference else (kept, "")
+        return image, WholeImage(len(image), str(error))
+    cut, uncut = _cut(kept, functions)
+    if cut != kept:
+        difference = hook.image_difference(identifier, cut, functions, names)
+        if not difference:
+            return cut, WholeImage(len(image), "", len(kept) - len(cut))
+        uncut = f"without the code of its other kernels it {difference}"
+    difference = hook.image_difference(identifier, kept, functions, names) if kept != image else ""
+    if difference:
+        return image, WholeImage(len(image), f"without the code for other devices it {difference}", 0, uncut)
+    return kept, WholeImage(len(image), "", 0, uncut)
+
+
+def _cut(kept: bytes, functions: Sequence[str]) -> tuple[bytes, str]:
+    """What is left of a cubin without the code of other kernels, and why it may be all; anything else as it is."""
+    if not is_cubin(kept):
+        return kept, ""
+    try:
+        return without_unused(kept, functions), ""
+    except UnreadableImage as error:
+        return kept, str(error)
 
 
 def _unseen(found: list[Listing], known: set[str], changed: set[str]) -> str:

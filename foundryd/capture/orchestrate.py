@@ -99,7 +99,7 @@ def _warn_of_outside(recording: Recording, progress: Progress) -> None:
 def _images(recording: Recording) -> list[tuple[int, int, str]]:
     """Of each module: bytes of its archived image, bytes of the program's, why nothing was left out (or empty)."""
     notes = recording.notes.get("images") or [[len(m.image), ""] for m in recording.modules]
-    return [(len(m.image), int(whole), why) for m, (whole, why) in zip(recording.modules, notes, strict=True)]
+    return [(len(m.image), int(whole), why) for m, (whole, why, *_) in zip(recording.modules, notes, strict=True)]
 
 
 def _tell_whole_images(recording: Recording, progress: Progress) -> None:
@@ -107,6 +107,10 @@ def _tell_whole_images(recording: Recording, progress: Progress) -> None:
         if why:
             kernel = next(f.name for f in recording.functions if f.module == number)
             progress(f"the image of module {number} ({size:,} bytes, with the kernel {kernel}) stays whole: {why}")
+    cuts = [(number, *note[2:]) for number, note in enumerate(recording.notes.get("images", []))]
+    uncut = [(number, why) for number, _, why in cuts if why]
+    if uncut and not any(size for _, size, _ in cuts):
+        progress(f"no image was cut to the kernels that are used, that of module {uncut[0][0]} since {uncut[0][1]}")
 
 
 def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:

@@ -87,13 +87,16 @@ def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
     for number, module in enumerate(variant.modules):
         image = bytes(reader.section(image_section(module.digests[0])))
         found = summary(image, str(fact.value if fact else ""))
+        # Archives of before images were cut do not say of it.
+        loaded, whole_because, _, uncut_because = [*whole.get(number, [len(image), ""]), 0, ""][:4]
         out.append(
             {
                 "digest": module.digests[0],
                 "images": len(module.digests),
                 "bytes": len(image),
-                "loaded_bytes": whole.get(number, [len(image)])[0],
-                "whole_because": whole.get(number, [0, ""])[1],
+                "loaded_bytes": loaded,
+                "whole_because": whole_because,
+                "uncut_because": uncut_because,
                 "targets": found.targets,
                 "compression": found.compression,
                 "globals": found.globals,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import zstandard
 
 OBJECT, FUNCTION, SECTION, TEXTURE = 1, 2, 3, 10
-PROGBITS, SYMTAB, STRTAB, RELA, NOBITS = 1, 2, 3, 4, 8
-COMMON = 0xFFF2
+PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, INFO, CALLS, PROTOTYPES = 1, 2, 3, 4, 8, 0x70000000, 0x70000001, 0x70000002
+COMMON, ENTRY = 0xFFF2, 0x10
 
 LZ4, ZSTD, SPECIFIC, FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
 
@@ -23,37 +23,64 @@ class Symbol:
     size: int = 4
     type: int = OBJECT
     bind: int = 0
+    other: int = 0
+
+
+def kernel(name: str, size: int) -> Symbol:
+    """The symbol of a kernel that has its section to itself."""
+    return Symbol(name, f".text.{name}", 0, size, FUNCTION, 1, ENTRY)
 
 
 @dataclass
 class Cubin:
-    """``sections``: name to (bytes, alignment); ``relocations``: section to (offset, symbol's place in ``symbols``)."""
+    """``sections``: name to (bytes, alignment); ``relocations``: section to (offset, symbol's place in ``symbols``).
+
+    ``content`` is what sections hold beside zeros.  ``calls`` are the words of a call graph, where a symbol's number is
+    its place and one; ``prototypes`` those of how functions are called.  With ``segments`` there are program headers,
+    of runs of sections with the same flags.
+    """
 
     sections: dict[str, tuple[int, int]] = field(default_factory=dict)
     symbols: list[Symbol] = field(default_factory=list)
     relocations: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     architecture: int = 90
+    content: dict[str, bytes] = field(default_factory=dict)
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    prototypes: list[tuple[int, int]] = field(default_factory=list)
+    segments: bool = False
 
     def build(self) -> bytes:
         names = ["", *self.sections, ".symtab", ".strtab", ".shstrtab", *(f".rela{s}" for s in self.relocations)]
+        pairs = {".nv.callgraph": (CALLS, self.calls), ".nv.prototype": (PROTOTYPES, self.prototypes)}
+        names += [name for name, (_, rows) in pairs.items() if rows]
         strings, places = _strings([s.name for s in self.symbols])
         titles, title_at = _strings(names)
         table = bytes(24)
         for s in self.symbols:
             section = names.index(s.section) if isinstance(s.section, str) else s.section
-            table += struct.pack("<IBBHQQ", places[s.name], s.bind << 4 | s.type, 0, section, s.value, s.size)
+            table += struct.pack("<IBBHQQ", places[s.name], s.bind << 4 | s.type, s.other, section, s.value, s.size)
         body, headers = bytearray(64), [bytes(64)]
+        # Flags, where it begins, the section behind it, where it ends in the file, bytes that are not there.
+        runs: list[tuple[int, int, int, int, int]] = []
 
         def add(name: str, kind: int, flags: int, data: bytes, size: int, link=0, info=0, align=8, entry=0) -> None:
+            body.extend(bytes(-len(body) % align) if kind != NOBITS else b"")
+            if flags & 2 and runs and runs[-1][0] == flags and runs[-1][2] == len(headers):
+                runs[-1] = (flags, runs[-1][1], len(headers) + 1, len(body) + len(data), runs[-1][4] + size - len(data))
+            elif flags & 2:
+                runs.append((flags, len(body), len(headers) + 1, len(body) + len(data), size - len(data)))
             headers.append(
                 struct.pack("<IIQQQQIIQQ", title_at[name], kind, flags, 0, len(body), size, link, info, align, entry)
             )
             body.extend(data)
 
         for name, (size, align) in self.sections.items():
-            kind = NOBITS if name == ".nv.global" else PROGBITS
-            flags = 6 if name.startswith(".text") else 2 if ".constant" in name else 3
-            add(name, kind, flags, b"" if kind == NOBITS else bytes(size), size, align=align)
+            kind = NOBITS if name == ".nv.global" or name.startswith(".nv.shared") else PROGBITS
+            kind = INFO if name.startswith(".nv.info") else kind
+            loaded = not name.startswith((".nv.info", ".debug_"))
+            flags = (6 if name.startswith(".text") else 2 if ".constant" in name else 3) * loaded
+            data = b"" if kind == NOBITS else self.content.get(name, b"").ljust(size, b"\0")
+            add(name, kind, flags, data, size, align=align)
         add(".symtab", SYMTAB, 0, table, len(table), link=names.index(".strtab"), entry=24)
         add(".strtab", STRTAB, 0, strings, len(strings))
         add(".shstrtab", STRTAB, 0, titles, len(titles))
@@ -61,12 +88,26 @@ class Cubin:
             data = b"".join(struct.pack("<QQq", at, symbol + 1 << 32 | 2, 0) for at, symbol in rows)
             info = names.index(section)
             add(f".rela{section}", RELA, 0x40, data, len(data), names.index(".symtab"), info, entry=24)
+        for name, (kind, words) in pairs.items():
+            if words:
+                data = b"".join(struct.pack("<II", *(n & 0xFFFFFFFF for n in row)) for row in words)
+                add(name, kind, 0, data, len(data), names.index(".symtab"), align=4, entry=8)
+        body.extend(bytes(-len(body) % 8))
+        after = len(body) + 64 * len(headers)
+        count = 2 + len(runs) if self.segments else 0
+        rows = [(kind, 4, after, after + 56 * count, 0) for kind in (6, 1)] + [
+            (1, (flags & 1) << 1 | flags >> 2 & 1 | 4, begin, end, more) for flags, begin, _, end, more in runs
+        ]
+        segments = b"".join(
+            struct.pack("<IIQQQQQQ", kind, flags, begin, 0, 0, end - begin, end - begin + more, 8)
+            for kind, flags, begin, end, more in rows[:count]
+        )
         ident = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
         head = struct.pack(
-            "<16sHHIQQQIHHHHHH", ident, 2, 190, 1, 0, 0, len(body), 0x6000004 | self.architecture << 8, 64, 56, 0, 64,
-            len(headers), names.index(".shstrtab"),
+            "<16sHHIQQQIHHHHHH", ident, 2, 190, 1, 0, after * bool(count), len(body),
+            0x6000004 | self.architecture << 8, 64, 56, count, 64, len(headers), names.index(".shstrtab"),
         )  # fmt: skip
-        return head + bytes(body[64:]) + b"".join(headers)
+        return head + bytes(body[64:]) + b"".join(headers) + segments
 
 
 def _strings(names: list[str]) -> tuple[bytes, dict[str, int]]:

@@ -172,6 +172,8 @@ def main() -> None:
         made.proofs = Proofs([], noise, prove_strays(made, references, strays), script in VARIED)
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
+    # As the recorder notes an image: bytes, why it is whole, bytes that were cut, why none were.
+    made.notes["images"] = [[8, "", 0, "its kernels are not known" if script == "outside" else ""]]
     save(made, settings.recording)
 
 

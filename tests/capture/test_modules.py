@@ -12,6 +12,7 @@ import pytest
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive.index import IdentityField, Symbol
+from foundryd.capture.images import without_unused
 from foundryd.capture.modules import GlobalRange, RecordedModules, WholeImage, record_modules
 from foundryd.capture.recording import ModuleRecord
 from foundryd.capture.symbols import Symbols
@@ -26,9 +27,10 @@ IDENTITY = {"compute_capability": IdentityField("9.0")}
 class Driver:
     """What the hook says of one module whose globals lie behind each other, 8 bytes each."""
 
-    def __init__(self, image: bytes, known: list[str], changed: list[str], difference: str = "") -> None:
+    def __init__(self, image: bytes, known: list[str], changed: list[str], *differences: str) -> None:
+        """``differences`` are the answers to comparisons; there is none beyond."""
         self._image, self._known, self._changed = image, known, changed
-        self._difference = difference
+        self._differences = list(differences)
         self.compared: list[tuple[bytes, list[str], list[str]]] = []
 
     def modules(self) -> Any:
@@ -53,15 +55,17 @@ class Driver:
 
     def image_difference(self, module: int, image: bytes, functions: list[str], names: list[str]) -> str:
         self.compared.append((image, functions, names))
-        return self._difference
+        return self._differences.pop(0) if self._differences else ""
 
     def download(self, address: int, size: int) -> Any:
         return np.arange(size, dtype=np.uint8)
 
 
-def image(*names: str) -> bytes:
+def image(*names: str, kernels: tuple[str, ...] = ("kernel", "other")) -> bytes:
     return ib.Cubin(
-        {".nv.global": (8 * len(names), 8)}, [ib.Symbol(n, ".nv.global", 8 * i, 8) for i, n in enumerate(names)]
+        {".nv.global": (8 * len(names), 8)} | {f".text.{k}": (512, 128) for k in kernels},
+        [ib.Symbol(n, ".nv.global", 8 * i, 8) for i, n in enumerate(names)] + [ib.kernel(k, 512) for k in kernels],
+        segments=True,
     ).build()
 
 
@@ -121,6 +125,57 @@ def test_an_image_that_the_driver_tells_from_what_is_left_of_it_stays_whole() ->
     out = record(Driver(PACKED, ["a"], [], "has no function other"))
     assert [m.image for m in out.records] == [PACKED]
     assert out.images == [WholeImage(len(PACKED), "without the code for other devices it has no function other")]
+
+
+MANY = image("a", kernels=("kernel", "idle", "other", "spare"))
+CUT = without_unused(MANY, ["kernel", "other"])
+PACKED_MANY = ib.container(ib.entry(image("old"), 80), ib.entry(MANY, flags=ib.LZ4))
+
+
+@pytest.mark.parametrize("loaded", [MANY, PACKED_MANY])
+def test_code_that_is_not_used_is_not_recorded_once_the_driver_says_that_it_is_the_same(loaded: bytes) -> None:
+    driver = Driver(loaded, ["a"], ["a"])
+    out = record(driver)
+    assert len(MANY) - len(CUT) == 2 * (512 - 128)
+    assert [m.image for m in out.records] == [CUT]
+    assert out.images == [WholeImage(len(loaded), "", len(MANY) - len(CUT))]
+    assert driver.compared == [(CUT, ["kernel", "other"], ["a"])]
+
+
+def test_what_is_left_in_an_image_is_the_least_that_the_driver_does_not_tell_from_it() -> None:
+    uncut = "without the code of its other kernels it is not loaded"
+    for loaded, differences, kept, because in [
+        (MANY, ["is not loaded"], MANY, ""),
+        (PACKED_MANY, ["is not loaded"], MANY, ""),
+        (
+            PACKED_MANY,
+            ["is not loaded", "has no global a"],
+            PACKED_MANY,
+            "the code for other devices it has no global a",
+        ),
+    ]:
+        driver = Driver(loaded, ["a"], [], *differences)
+        out = record(driver)
+        assert [m.image for m in out.records] == [kept]
+        (whole,) = out.images
+        assert (whole.bytes, whole.cut_bytes, whole.uncut_because) == (len(loaded), 0, uncut)
+        assert whole.kept_because == (because and f"without {because}")
+        assert [image for image, _, _ in driver.compared] == [CUT, MANY][: len(driver.compared)]
+
+
+def test_an_image_whose_kernels_are_not_known_is_not_cut_and_says_why() -> None:
+    odd = image("a", kernels=("kernel", "idle"))
+    out = record(driver := Driver(odd, ["a"], []))
+    assert out.images == [WholeImage(len(odd), "", 0, "it has no kernel other in a section of its own")]
+    assert driver.compared == []
+
+
+def test_of_two_codes_that_the_driver_may_take_none_is_cut() -> None:
+    packed = ib.container(ib.entry(MANY), ib.entry(MANY, flags=ib.SPECIFIC))
+    out = record(driver := Driver(packed, ["a"], []))
+    assert [m.image for m in out.records] == [packed]
+    assert out.images == [WholeImage(len(packed), "")]
+    assert driver.compared == []
 
 
 def test_an_image_whose_code_is_not_known_stays_whole_without_asking_the_driver() -> None:

@@ -149,6 +149,18 @@ def test_whoever_captures_is_told_of_tensors_that_no_arena_holds(captured):
     assert not [line for line in said if line.startswith("warning")]
 
 
+def test_whoever_captures_is_told_why_no_image_was_cut(captured):
+    for script, expected in (
+        (
+            "outside",
+            ["no image was cut to the kernels that are used, that of module 0 since its kernels are not known"],
+        ),
+        ("few_values", []),
+    ):
+        _, _, said = captured(script)
+        assert [line for line in said if "cut" in line] == expected
+
+
 def test_the_control_goes_on_without_trials_that_were_fatal(captured):
     result, launched, said = captured("fatal")
     assert launched == [*SAMPLED, 1, 1, 1, *confirmed(result)]

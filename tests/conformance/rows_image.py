@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from pathlib import Path
 from typing import Any
 
 from bench import Bench, code, cu, ok, row
@@ -211,4 +213,28 @@ def choice_kept(x: Bench) -> Any:
             images = container(*others(x), *order), container(*order)
             seen = [loaded_as(x, image, library)["conformance_table"][1][0] for image in images]
             out.append("one of them" if seen[0] in (1, 4) and seen[0] == seen[1] else seen)
+    return out
+
+
+@row("image.kernels_cut")
+def kernels_cut(x: Bench) -> Any:
+    """A cubin with the code of one kernel and the beginning of the others, and what of it differs from the whole one.
+
+    The code of all of them is loaded, though only that of the one is launched.
+    """
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # on a GPU foundryd need not be installed
+    from foundryd.capture.images import is_cubin, without_unused
+
+    elf = elf_of(x)
+    if not is_cubin(elf):
+        return "no cubin"
+    cut = without_unused(elf, {"add_value"})
+    out: dict[str, Any] = {"shorter": len(cut) < len(elf)}
+    for library in (False, True):
+        whole, left = (loaded_as(x, image, library) for image in (elf, cut))
+        differing = sorted(name for name in whole if whole[name] != left[name])
+        out["library" if library else "module"] = [left["launched"], differing]
+    module = ok(cu.cuModuleLoadData(cut))
+    out["loads"] = sorted({code(cu.cuFuncLoad(ok(cu.cuModuleGetFunction(module, n.encode())))) for n in KERNELS})
+    ok(cu.cuModuleUnload(module))
     return out

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is inside a module image: which code the driver takes from it, the names of that code's variables,
-and the image that has no other code.
+and the image that has no other code, nor that of kernels that are not used.
 
 Everything here works on bytes, without a driver.  What cannot be read raises ``UnreadableImage``.
 """
 
 from foundryd.capture.images.container import Entry, capability, chosen, entries
+from foundryd.capture.images.cut import without_unused
+from foundryd.capture.images.elf import is_cubin
 from foundryd.capture.images.prune import pruned
 from foundryd.capture.images.survey import Listing, Summary, listings, summary
 from foundryd.capture.images.variables import Variable
@@ -18,7 +20,9 @@ __all__ = [
     "capability",
     "chosen",
     "entries",
+    "is_cubin",
     "listings",
     "pruned",
     "summary",
+    "without_unused",
 ]

@@ -13,28 +13,29 @@ from dataclasses import dataclass
 from foundryd.capture.images.variables import Variable, distinct
 from foundryd.errors import UnreadableImage
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_CUDA, _HOST = 190, 62  # e_machine
-_WHOLE = {_CUDA: 2, _HOST: 3}  # e_type of what is loaded without being linked first
-_NULL, _NOBITS = 0, 8  # sh_type
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
+SEGMENT = struct.Struct("<IIQQQQQQ")
+CUDA, _HOST = 190, 62  # e_machine
+_WHOLE = {CUDA: 2, _HOST: 3}  # e_type of what is loaded without being linked first
 _PADDING = 8  # of entries of a container
-_SYMTAB, _DYNSYM, _RELOCATIONS = 2, 11, {4: 24, 9: 16}  # sh_type; entry size
+NULL, SYMTAB, NOBITS, _DYNSYM = 0, 2, 8, 11  # sh_type
+RELOCATIONS = {4: 24, 9: 16}  # sh_type: entry size
 _WRITE, _ALLOC = 1, 2  # sh_flags
-_OBJECT, _SECTION_SYMBOL, _REFERENCES = 1, 3, {10: "texture", 11: "sampler", 12: "surface"}  # st_info
-_UNDEFINED, _COMMON, _EXTENDED = 0, 0xFFF2, 0xFFFF  # st_shndx
+_OBJECT, FUNCTION, _SECTION_SYMBOL, _REFERENCES = 1, 2, 3, {10: "texture", 11: "sampler", 12: "surface"}  # st_info
+_UNDEFINED, RESERVED, _COMMON, EXTENDED = 0, 0xFF00, 0xFFF2, 0xFFFF  # st_shndx; from RESERVED on no section's
 
 # Written to, but of a block or a thread; or the code in a form for other members of its family.
 _NOT_VARIABLES = (".nv.shared", ".nv.local", ".nv.merc.")
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
     name_at: int
     type: int
     flags: int
+    address: int
     offset: int
     size: int
     link: int
@@ -44,33 +45,49 @@ class _Section:
 
 
 @dataclass(frozen=True)
-class _Symbol:
+class Symbol:
     name_at: int
     type: int
+    other: int
     section: int
     value: int
     size: int
 
 
-class _File:
+@dataclass(frozen=True)
+class Segment:
+    """A program header; only a file that is loaded as it is has some."""
+
+    type: int
+    flags: int
+    offset: int
+    address: int
+    physical: int
+    size: int
+    memory: int
+    align: int
+
+
+class File:
     """The tables of a file, bounded."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        head = _HEADER.unpack(self._bytes(0, _HEADER.size, "header"))
+        head = HEADER.unpack(self._bytes(0, HEADER.size, "header"))
         if head[0][:6] != b"\x7fELF\x02\x01":
             raise UnreadableImage("it is not a 64-bit little-endian ELF file")
         self.type, self.machine, self._table = head[1], head[2], head[6]
         entry_size, count, names = head[11], head[12], head[13]
         self._segments: tuple[int, int, int] = head[5], head[9], head[10]  # offset, bytes of each, number
-        if self._table and entry_size != _SECTION.size:
-            raise UnreadableImage(f"its section headers are {entry_size} bytes each, not {_SECTION.size}")
+        self.extended = count == 0 or EXTENDED in (names, head[10])  # numbers that the header has no room for
+        if self._table and entry_size != SECTION.size:
+            raise UnreadableImage(f"its section headers are {entry_size} bytes each, not {SECTION.size}")
         # Where the numbers do not fit, the first section has them.
         if self._table and count == 0:
             count = self._read_section(0).size
-        self._bytes(self._table, count * _SECTION.size, "section headers")
+        self._check(self._table, count * SECTION.size, "section headers")
         self.sections = [self._read_section(i) for i in range(count)]
-        if names == _EXTENDED and self.sections:
+        if names == EXTENDED and self.sections:
             names = self.sections[0].link
         if self.sections and names >= count:
             raise UnreadableImage(f"the names of its sections are in section {names}, and there are {count}")
@@ -78,63 +95,75 @@ class _File:
 
     def end(self) -> int:
         """The first byte that is behind everything that the file has."""
-        spans: list[tuple[int, int]] = [(0, _HEADER.size), (self._table, len(self.sections) * _SECTION.size)]
-        spans += [(s.offset, s.size) for s in self.sections if s.type not in (_NULL, _NOBITS)]
-        offset, size, count = self._segments
-        if count and size != _SEGMENT.size:
-            raise UnreadableImage(f"its program headers are {size} bytes each, not {_SEGMENT.size}")
-        table = self._bytes(offset, count * _SEGMENT.size, "program headers")
-        spans += [(offset, len(table)), *((row[2], row[5]) for row in _SEGMENT.iter_unpack(table))]
+        spans = [(0, HEADER.size), *self.tables()]
+        spans += [(s.offset, s.size) for s in self.sections if s.type not in (NULL, NOBITS)]
+        spans += [(s.offset, s.size) for s in self.segments()]
         for start, length in spans:
-            self._bytes(start, length, "parts")
+            self._check(start, length, "parts")
         return max(start + length for start, length in spans)
 
-    def symbols(self, kind: int) -> Iterator[tuple[_Section, list[_Symbol]]]:
+    def tables(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(offset, bytes) of the section headers and of the program headers."""
+        offset, _, count = self._segments
+        return (self._table, len(self.sections) * SECTION.size), (offset, count * SEGMENT.size)
+
+    def segments(self) -> list[Segment]:
+        """The program headers."""
+        offset, size, count = self._segments
+        if count and size != SEGMENT.size:
+            raise UnreadableImage(f"its program headers are {size} bytes each, not {SEGMENT.size}")
+        table = self._bytes(offset, count * SEGMENT.size, "program headers")
+        return [Segment(*row) for row in SEGMENT.iter_unpack(table)]
+
+    def symbols(self, kind: int) -> Iterator[tuple[Section, list[Symbol]]]:
         """The tables of symbols of a type."""
         for section in self.sections:
             if section.type == kind:
                 yield (
                     section,
                     [
-                        _Symbol(name, info & 15, index, value, size)
-                        for name, info, _, index, value, size in _SYMBOL.iter_unpack(
-                            self._entries(section, _SYMBOL.size, "symbol")
+                        Symbol(name, info & 15, other, index, value, size)
+                        for name, info, other, index, value, size in SYMBOL.iter_unpack(
+                            self.table(section, SYMBOL.size, "symbol")
                         )
                     ],
                 )
 
-    def relocations(self, section: _Section) -> Iterator[tuple[int, int]]:
+    def relocations(self, section: Section) -> Iterator[tuple[int, int]]:
         """(offset in the section that is relocated, number of the symbol) of each."""
-        size = _RELOCATIONS[section.type]
-        rows = self._entries(section, size, "relocation")
+        size = RELOCATIONS[section.type]
+        rows = self.table(section, size, "relocation")
         for at in range(0, len(rows), size):
             offset, info = struct.unpack_from("<QQ", rows, at)
             yield offset, info >> 32
 
-    def symbol_name(self, table: _Section, symbol: _Symbol) -> str:
+    def symbol_name(self, table: Section, symbol: Symbol) -> str:
         """A symbol's name; raises ``UnreadableImage``."""
         if table.link >= len(self.sections):
             raise UnreadableImage(f"its symbols have names in section {table.link}, and there are {len(self.sections)}")
         return self._text(self.sections[table.link], symbol.name_at)
 
-    def _bytes(self, offset: int, size: int, what: str) -> bytes:
+    def _check(self, offset: int, size: int, what: str) -> None:
         if offset + size > len(self._data):
             raise UnreadableImage(f"its code has {len(self._data)} bytes, and its {what} would be at {offset} + {size}")
+
+    def _bytes(self, offset: int, size: int, what: str) -> bytes:
+        self._check(offset, size, what)
         return self._data[offset : offset + size]
 
-    def _entries(self, section: _Section, size: int, what: str) -> bytes:
+    def table(self, section: Section, size: int, what: str) -> bytes:
+        """The content of a section that has entries of a size."""
         if section.entry_size != size or section.size % size:
             raise UnreadableImage(f"a table of {section.size} bytes has {what}s of {section.entry_size}, not {size}")
         return self._bytes(section.offset, section.size, f"{what}s")
 
-    def _read_section(self, number: int) -> _Section:
-        name, kind, flags, _, offset, size, link, info, align, entry_size = _SECTION.unpack(
-            self._bytes(self._table + number * _SECTION.size, _SECTION.size, "section headers")
+    def _read_section(self, number: int) -> Section:
+        return Section(
+            *SECTION.unpack(self._bytes(self._table + number * SECTION.size, SECTION.size, "section headers"))
         )
-        return _Section(name, kind, flags, offset, size, link, info, align, entry_size)
 
-    def _text(self, strings: _Section, at: int) -> str:
-        self._bytes(strings.offset, strings.size, "names")
+    def _text(self, strings: Section, at: int) -> str:
+        self._check(strings.offset, strings.size, "names")
         end = self._data.find(b"\0", strings.offset + at, strings.offset + strings.size)
         if at >= strings.size or end < 0:
             raise UnreadableImage(f"a name at {at} is not within the {strings.size} bytes of names")
@@ -144,9 +173,14 @@ class _File:
             raise UnreadableImage(f"the name at {at} is not text") from None
 
 
+def is_cubin(data: bytes) -> bool:
+    """Whether it begins as the code of a GPU does."""
+    return data[:4] == b"\x7fELF" and int.from_bytes(data[18:20], "little") == CUDA
+
+
 def loadable(data: bytes) -> bytes:
     """The file without the padding behind it; raises ``UnreadableImage`` if the driver would have to link it."""
-    file = _File(data)
+    file = File(data)
     if _WHOLE.get(file.machine) != file.type:
         raise UnreadableImage(
             f"its code is an ELF file of type {file.type} for machine {file.machine}, which is not known to be loaded "
@@ -160,14 +194,14 @@ def loadable(data: bytes) -> bytes:
 
 def variables(data: bytes) -> list[Variable]:
     """The variables of a file, by name; raises ``UnreadableImage`` if there may be others."""
-    file = _File(data)
-    found = distinct(_of_cubin(file) if file.machine == _CUDA else _of_host(file))
+    file = File(data)
+    found = distinct(_of_cubin(file) if file.machine == CUDA else _of_host(file))
     if not all(variable.name for variable in found):
         raise UnreadableImage("one of its variables has no name")
     return found
 
 
-def _of_host(file: _File) -> list[Variable]:
+def _of_host(file: File) -> list[Variable]:
     """What a host library shows the software driver.  Relocated read-only data is marked writable, too."""
     found = []
     for table, symbols in file.symbols(_DYNSYM):
@@ -180,7 +214,7 @@ def _of_host(file: _File) -> list[Variable]:
     return found
 
 
-def _of_cubin(file: _File) -> list[Variable]:
+def _of_cubin(file: File) -> list[Variable]:
     spans: dict[int, list[tuple[int, int, str]]] = {
         i: [] for i, name in enumerate(file.names) if _is_variable_section(name)
     }
@@ -189,7 +223,7 @@ def _of_cubin(file: _File) -> list[Variable]:
         if section.flags & _WRITE and section.flags & _ALLOC and section.size and not known:
             raise UnreadableImage(f"its section {file.names[i]} is written to and of a kind that is not known")
     common = []
-    tables = list(file.symbols(_SYMTAB))
+    tables = list(file.symbols(SYMTAB))
     for table, symbols in tables:
         for symbol in symbols:
             if symbol.type in _REFERENCES:
@@ -218,7 +252,7 @@ def _is_variable_section(name: str) -> bool:
     return name in (".nv.global", ".nv.constant3") or name.startswith((".nv.global.", ".nv.constant3."))
 
 
-def _check_covered(section: _Section, name: str, spans: list[tuple[int, int, str]]) -> None:
+def _check_covered(section: Section, name: str, spans: list[tuple[int, int, str]]) -> None:
     """Raises ``UnreadableImage`` if more of a section than padding has no name."""
     padding, reached = max(section.align, 1), 0
     for start, end, _ in [*sorted(spans), (section.size, section.size, "")]:
@@ -231,12 +265,12 @@ def _check_covered(section: _Section, name: str, spans: list[tuple[int, int, str
 
 
 def _with_code(
-    file: _File, tables: list[tuple[_Section, list[_Symbol]]], spans: dict[int, list[tuple[int, int, str]]]
+    file: File, tables: list[tuple[Section, list[Symbol]]], spans: dict[int, list[tuple[int, int, str]]]
 ) -> set[str]:
     """Names of variables that the loader puts the address of anything but another variable into."""
     found = set()
     for section in file.sections:
-        if section.type not in _RELOCATIONS or section.info not in spans:
+        if section.type not in RELOCATIONS or section.info not in spans:
             continue
         linked = file.sections[section.link : section.link + 1]
         symbols = next((s for table, s in tables if [table] == linked), [])
