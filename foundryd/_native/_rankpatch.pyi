@@ -54,9 +54,7 @@ def apply(block: npt.NDArray[np.uint8], writes: npt.NDArray[np.void]) -> None:
     does not fit.  The caller picks the writes of this block.
     """
 
-def relocate(
-    block: npt.NDArray[np.uint8], relocations: npt.NDArray[np.void], symbols: npt.NDArray[np.uint64]
-) -> None:
+def relocate(block: npt.NDArray[np.uint8], relocations: npt.NDArray[np.void], symbols: npt.NDArray[np.uint64]) -> None:
     """Stores the address of each relocation's symbol plus its addend into ``block`` in place, 8 bytes little-endian;
     raises ``ValueError`` before the first store if one does not fit.  The caller picks the relocations of this block.
     """

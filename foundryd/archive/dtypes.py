@@ -66,7 +66,7 @@ def records() -> Records:
         arena=hook.Arena,
         module_api=hook.ModuleApi,
         comm_op_kind=hook.CommOpKind,
-        rule_kind=_load("foundryd.rankpatch.infer").RuleKind,
+        rule_kind=_load("foundryd.rankpatch.rules").RuleKind,
         none=hook.NONE,
         reservation_first=hook.RESERVATION_FIRST,
         reservation_strides=hook.RESERVATION_STRIDES,

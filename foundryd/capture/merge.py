@@ -26,8 +26,9 @@ from foundryd.capture.recording import (
     unpack_ranked,
 )
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
-from foundryd.rankpatch.infer import Inference, RankView, RuleKind, infer
+from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.verify import Report, check_held_out
 
 

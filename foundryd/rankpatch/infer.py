@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NoReturn
 
 import numpy as np
@@ -16,6 +15,7 @@ from foundryd.errors import UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, Truth, explain
 from foundryd.rankpatch.mesh import Coordinate, Mesh
 from foundryd.rankpatch.noise import HALVES, ProvenNoise, byte_mask, entries, positions_of, proven_bytes, span_bytes
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import WHOLE, missing_ranks
 from foundryd.rankpatch.words import (
     BYTES_OF_MASK,
@@ -32,19 +32,10 @@ from foundryd.rankpatch.words import (
     unique_rows,
 )
 
-__all__ = ["Inference", "RankView", "RuleKind", "infer"]
+__all__ = ["Inference", "RankView", "infer"]
 
 Rules = npt.NDArray[np.void]
 Describe = Callable[[int, int], str]
-
-
-class RuleKind(IntEnum):
-    """The numbers of ``fp_rule_kind``."""
-
-    AFFINE = 0
-    TABLE = 1
-    NOISE = 2
-    WORLD = 3
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from foundryd._native import _rankpatch
 from foundryd.errors import HeldOutMismatch
-from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import Coordinate, Mesh
 from foundryd.rankpatch.noise import Strays
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.words import (
     Block,
     Fields,

@@ -18,9 +18,10 @@ from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
 from foundryd.capture.merge import merge, split_noise, write_archive
 from foundryd.capture.recording import Proofs, Recording, load, save
-from foundryd.rankpatch.infer import RankView, RuleKind
+from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import noise_candidates, span_bytes
+from foundryd.rankpatch.rules import RuleKind
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scripted_engine

@@ -8,8 +8,8 @@ import pytest
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import stored_bytes
 from foundryd.capture.recording import unpack, unpack_ranked
-from foundryd.rankpatch.infer import RuleKind
 from foundryd.rankpatch.mesh import Coordinate, Mesh
+from foundryd.rankpatch.rules import RuleKind
 
 KEYS = {
     "ok", "driver", "ranks", "capture_devices", "captured_ranks", "heldout_rank", "graphs", "templates", "comm_nodes",

@@ -27,7 +27,10 @@ PRIVATE = 2 << 20  # bytes that a rank may have for itself
 # The worker, which says at its end what it has for itself.
 WORKER = """
 import gc, sys
+from foundryd.archive.dtypes import records
 from foundryd.demo import worker
+
+records()  # a restore imports what names the kinds of rules
 
 def private(path):
     total, driver, drivers = 0, 0, False

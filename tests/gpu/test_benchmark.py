@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def gpu_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("benchmark")
 
@@ -43,7 +43,7 @@ FLOOR = {"1": {"nodes": 9, "edges": 8, "build_ms": 1.0, "instantiate_ms": 2.0}}
 PAIR = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05], "restored_ms": 5.0, "native_ms": 5.1}
 
 
-def test_a_whole_report_has_every_figure_of_the_slowest_rank(benchmark):
+def test_a_whole_report_has_every_figure_of_the_slowest_rank(gpu_benchmark):
     reports = {
         "native": [native_report(rank, ready_ms=70.0 + rank) for rank in range(2)],
         "floor": [native_report(rank, ready_ms=80.0, floor=FLOOR) for rank in range(2)],
@@ -51,7 +51,7 @@ def test_a_whole_report_has_every_figure_of_the_slowest_rank(benchmark):
         "restore": [restored_report(ready_ms=30.0 + rank) for rank in range(2)],
         "pairs": [restored_report(ready_ms=99.0, compared_with_native={"1": PAIR}) for _ in range(2)],
     }
-    summary, phases, replay = benchmark.rows("bench", reports, {})
+    summary, phases, replay = gpu_benchmark.rows("bench", reports, {})
     assert summary["verdict"] == "ok"
     assert summary["graphs"] == "2"
     assert (summary["warm-up"], summary["native ready"], summary["floor"]) == (22.0, 71.0, 3.0)
@@ -61,20 +61,20 @@ def test_a_whole_report_has_every_figure_of_the_slowest_rank(benchmark):
     assert replay["restored / native"] == "1.0000 (0.9000 to 1.1000)"
 
 
-def test_of_a_report_that_is_not_whole_the_rest_is_unknown(benchmark):
+def test_of_a_report_that_is_not_whole_the_rest_is_unknown(gpu_benchmark):
     late = {"native": "late: rank 0 did not end in 5 s"}
-    (summary,) = benchmark.rows("bench", {"native": [native_report(graphs=1)]}, late)
+    (summary,) = gpu_benchmark.rows("bench", {"native": [native_report(graphs=1)]}, late)
     assert (summary["verdict"], summary["graphs"], summary["warm-up"]) == ("late", "1 of 2", 10.0)
     assert summary["native ready"] is summary["floor"] is summary["restored ready"] is summary["archive MB"] is None
-    (nothing,) = benchmark.rows("bench", {}, {"native": "failed: no such weights"})
+    (nothing,) = gpu_benchmark.rows("bench", {}, {"native": "failed: no such weights"})
     assert (nothing["verdict"], nothing["graphs"]) == ("failed", "-")
     assert "no such weights" in nothing["detail"]
 
 
 @pytest.mark.parametrize("step", ["restore", "pairs"])
-def test_a_rank_that_fell_back_is_no_restore(benchmark, step):
+def test_a_rank_that_fell_back_is_no_restore(gpu_benchmark, step):
     reports = {step: [restored_report(restored=False, fallback="LayoutDiverged: elsewhere")]}
-    summary = benchmark.rows("bench", reports, {})[0]
+    summary = gpu_benchmark.rows("bench", reports, {})[0]
     assert summary["verdict"] == "failed"
     assert "LayoutDiverged" in summary["detail"]
 
@@ -82,12 +82,12 @@ def test_a_rank_that_fell_back_is_no_restore(benchmark, step):
 class World:
     """Stands in for GPUs: takes down what was run, and ends as told."""
 
-    def __init__(self, benchmark, monkeypatch):
+    def __init__(self, gpu_benchmark, monkeypatch):
         self.ran = []
         self.cut = False
-        self._benchmark = benchmark
+        self._benchmark = gpu_benchmark
         for name in ("native", "capture", "restore", "daemon"):
-            monkeypatch.setattr(benchmark, name, getattr(self, name))
+            monkeypatch.setattr(gpu_benchmark, name, getattr(self, name))
 
     def native(self, program, world, *, timeout):
         self.ran.append(("native", program.arguments))
@@ -118,16 +118,16 @@ class World:
 
 
 @pytest.fixture
-def world(benchmark, monkeypatch):
-    return World(benchmark, monkeypatch)
+def world(gpu_benchmark, monkeypatch):
+    return World(gpu_benchmark, monkeypatch)
 
 
-def bench(benchmark, out, *arguments, seconds=60.0):
-    return benchmark.Bench(out, "tp=2", arguments, benchmark.Deadline(seconds))
+def bench(gpu_benchmark, out, *arguments, seconds=60.0):
+    return gpu_benchmark.Bench(out, "tp=2", arguments, gpu_benchmark.Deadline(seconds))
 
 
-def test_all_steps_run_each_program_once(benchmark, world, tmp_path):
-    summary = bench(benchmark, tmp_path).run(benchmark.STEPS)[0]
+def test_all_steps_run_each_program_once(gpu_benchmark, world, tmp_path):
+    summary = bench(gpu_benchmark, tmp_path).run(gpu_benchmark.STEPS)[0]
     assert world.steps() == ["native", "capture", "restore"]
     assert (summary["verdict"], summary["graphs"]) == ("ok", "2")
 
@@ -141,39 +141,39 @@ def test_all_steps_run_each_program_once(benchmark, world, tmp_path):
         ("pairs", "restore", False, "--no-compare"),
     ],
 )
-def test_a_step_measures_no_more_than_itself(benchmark, world, tmp_path, step, program, without, option):
-    bench(benchmark, tmp_path).run([step])
+def test_a_step_measures_no_more_than_itself(gpu_benchmark, world, tmp_path, step, program, without, option):
+    bench(gpu_benchmark, tmp_path).run([step])
     (arguments,) = [given for name, given in world.ran if name == program]
     assert (option in arguments) == without
 
 
-def test_a_later_run_goes_on_from_an_earlier_one_with_the_same_arguments(benchmark, world, tmp_path):
-    bench(benchmark, tmp_path, "--layers", "2").run(["native", "capture"])
+def test_a_later_run_goes_on_from_an_earlier_one_with_the_same_arguments(gpu_benchmark, world, tmp_path):
+    bench(gpu_benchmark, tmp_path, "--layers", "2").run(["native", "capture"])
     assert world.steps() == ["native", "capture"]
-    summary = bench(benchmark, tmp_path, "--layers", "2").run(["restore"])[0]
+    summary = bench(gpu_benchmark, tmp_path, "--layers", "2").run(["restore"])[0]
     assert world.steps() == ["restore"]
     assert (summary["graphs"], summary["restored ready"]) == ("2", 30.0)
-    summary = bench(benchmark, tmp_path, "--layers", "3").run(["restore"])[0]
+    summary = bench(gpu_benchmark, tmp_path, "--layers", "3").run(["restore"])[0]
     assert world.steps() == ["capture", "restore"], "the archive of another model was used"
     assert summary["graphs"] == "-"
 
 
-def test_a_step_that_is_run_alone_leaves_what_another_measured(benchmark, world, tmp_path):
-    bench(benchmark, tmp_path).run(["floor", "pairs"])
-    bench(benchmark, tmp_path).run(["native", "restore"])
+def test_a_step_that_is_run_alone_leaves_what_another_measured(gpu_benchmark, world, tmp_path):
+    bench(gpu_benchmark, tmp_path).run(["floor", "pairs"])
+    bench(gpu_benchmark, tmp_path).run(["native", "restore"])
     kept = json.loads((tmp_path / "bench-tp2.json").read_text())
-    assert set(kept) == {"arguments", *benchmark.STEPS}
+    assert set(kept) == {"arguments", *gpu_benchmark.STEPS}
 
 
-def test_a_run_that_is_cut_short_leaves_what_each_rank_wrote(benchmark, world, tmp_path):
+def test_a_run_that_is_cut_short_leaves_what_each_rank_wrote(gpu_benchmark, world, tmp_path):
     world.cut = True
-    summary = bench(benchmark, tmp_path).run(["native"])[0]
+    summary = bench(gpu_benchmark, tmp_path).run(["native"])[0]
     assert (summary["verdict"], summary["graphs"], summary["warm-up"]) == ("late", "1 of 2", 11.0)
     assert json.loads((tmp_path / "bench-tp2.json").read_text())["native"][1]["rank"] == 1
 
 
-def test_without_time_nothing_is_started(benchmark, world, tmp_path):
-    summary = bench(benchmark, tmp_path, seconds=0).run(benchmark.STEPS)[0]
+def test_without_time_nothing_is_started(gpu_benchmark, world, tmp_path):
+    summary = bench(gpu_benchmark, tmp_path, seconds=0).run(gpu_benchmark.STEPS)[0]
     assert world.steps() == []
     assert summary["verdict"] == "late"
 

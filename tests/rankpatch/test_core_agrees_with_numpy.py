@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd._native import _rankpatch
-from foundryd.rankpatch.infer import RuleKind
+from foundryd.rankpatch.rules import RuleKind
 
 WORLD = 8
 COORDINATES = (5, 1, 1, 2, 0, 1)
@@ -246,9 +246,7 @@ def test_columns_that_do_not_fit_are_refused(
 def test_a_member_is_made_only_in_a_block_of_its_length(length: int) -> None:
     block = np.full(length, 0xA5, dtype=np.uint8)
     with pytest.raises(ValueError, match=f"a block of {length} bytes cannot take a member of a template of 8"):
-        _rankpatch.expand(
-            block, np.zeros(8, np.uint8), np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0
-        )
+        _rankpatch.expand(block, np.zeros(8, np.uint8), np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0)
     assert (block == 0xA5).all()
 
 

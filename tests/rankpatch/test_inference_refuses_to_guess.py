@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from foundryd.errors import HeldOutMismatch, UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, explain
-from foundryd.rankpatch.infer import RankView, RuleKind, infer
+from foundryd.rankpatch.infer import RankView, infer
 from foundryd.rankpatch.mesh import Coordinate, Mesh
 from foundryd.rankpatch.noise import noise_candidates, stray_candidates
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import sample
 from foundryd.rankpatch.verify import check_held_out, predict
 

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foundryd.errors import HeldOutMismatch
-from foundryd.rankpatch.infer import Inference, RankView, RuleKind, infer
+from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import AXES, Coordinate, Mesh
 from foundryd.rankpatch.noise import noise_candidates
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import Sampling, sample
 from foundryd.rankpatch.verify import check_held_out, predict
 

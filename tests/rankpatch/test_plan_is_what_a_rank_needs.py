@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from foundryd._native import _rankpatch
 from foundryd.archive.index import Communicator, Index, Module, RankClass, Variant
 from foundryd.errors import ArchiveFormatError, FoundrydError, NotInArchiveError, UsageError
-from foundryd.rankpatch.infer import RankView, RuleKind, infer
+from foundryd.rankpatch.infer import RankView, infer
 from foundryd.rankpatch.mesh import Coordinate, Mesh
 from foundryd.rankpatch.plan import Plan, compute_plan
+from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import sample
 
 MESH = Mesh.parse("ep=4,tp=2")

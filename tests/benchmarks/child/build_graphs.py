@@ -45,9 +45,7 @@ def main(path: str, rank: int, count: int) -> None:
     reader = ArchiveReader.open(path)
     variant = reader.index.variants[0]
     plan = compute_plan(reader, variant.name, rank)
-    hook.set_layout(
-        variant.arena_base, variant.arena_stride, reader.array(variant.allocations, _hook.allocation_dtype)
-    )
+    hook.set_layout(variant.arena_base, variant.arena_stride, reader.array(variant.allocations, _hook.allocation_dtype))
     call("cuInit", 0)
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
     materializer = Materializer(hook, reader, variant, plan)
