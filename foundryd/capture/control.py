@@ -120,18 +120,21 @@ class _Suspects:
         same = next(r for r in references if r.rank == ours.rank)
         alike = [same, *(r for r in references if _comparable(r, ours) and r is not same)]
         self._hook, self._ours, self._others, self._stream = hook, ours, alike, stream
-        self._firsts: dict[bytes, Bytes] = {}  # the parameters of each template's first member, as they will be stored
+        self._stored: list[Bytes] = []  # for each graph the parameters of its template's first, as they will be stored
         if _comparable(references[0], ours):
-            for graph, stored in zip(ours.graphs, references[0].graphs, strict=True):
-                self._firsts.setdefault(template_key(graph), stored.params)
+            firsts: dict[bytes, Bytes] = {}
+            for graph, described in zip(ours.graphs, references[0].graphs, strict=True):
+                self._stored.append(firsts.setdefault(template_key(graph), described.params))
         members = len(ours.graphs)
         fields = ours.fields()[:members]
         view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
         noise = noise_candidates(view, views[0], fields, others=views[1:])
         extra = stray_candidates(view, views, strays, noise)
-        for block in range(members):
+        in_kernels = np.zeros(len(extra), bool)
+        for block in np.unique(extra["block"]).tolist():
             mine = extra["block"] == block
-            extra = np.concatenate([extra[~mine], extra[mine][ours.graphs[block].in_kernels(extra["offset"][mine])]])
+            in_kernels[mine] = ours.graphs[block].in_kernels(extra["offset"][mine])
+        extra = extra[in_kernels]
         self._strays = _positions(extra)
         self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
         self._generator = np.random.default_rng(ours.rank)
@@ -149,9 +152,7 @@ class _Suspects:
         kept = []
         for block in np.unique(self._words["block"]).tolist():
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
-            stored = self._firsts.get(template_key(graph))
-            if stored is not None:
-                others.append(stored)
+            others += self._stored[block : block + 1]
             mine = self._words[self._words["block"] == block]
             replay = self._replay_with(block)
             kept.append(prove_noise(memory, graph, mine, others, replay, self._generator, journal))

@@ -151,6 +151,20 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 @pytest.fixture
+def copies() -> Callable[..., set[tuple[str, ...]]]:
+    """(device, inode) of every archive memory that the processes with these pids map."""
+
+    def find(*pids: int) -> set[tuple[str, ...]]:
+        found = set()
+        for pid in pids:
+            with open(f"/proc/{pid}/maps") as maps:
+                found |= {tuple(line.split()[3:5]) for line in maps if "memfd:foundryd:model" in line}
+        return found
+
+    return find
+
+
+@pytest.fixture
 def eventually() -> Callable[..., None]:
     """Waits until a condition holds, with a deadline."""
 

@@ -43,14 +43,6 @@ def facts(pid):
     }
 
 
-def copies(*pids):
-    found = set()
-    for pid in pids:
-        with open(f"/proc/{pid}/maps") as maps:
-            found |= {tuple(line.split()[3:5]) for line in maps if "memfd:foundryd:model" in line}
-    return found
-
-
 def status_json(runtime_dir):
     line = [sys.executable, "-P", "-m", "foundryd.cli", "status", "--json", "--runtime-dir", str(runtime_dir)]
     return json.loads(subprocess.run(line, check=True, capture_output=True, timeout=30).stdout)
@@ -72,12 +64,12 @@ def armed(monkeypatch, start):
 
 
 @pytest.fixture
-def serve_everybody(join, runtime_dir, eventually):
+def serve_everybody(join, runtime_dir, eventually, copies):
     """All ranks attach and leave; returns what the daemon has then."""
-    return lambda pid: _serve_everybody(pid, join, runtime_dir, eventually)
+    return lambda pid: _serve_everybody(pid, join, runtime_dir, eventually, copies)
 
 
-def _serve_everybody(pid, join, runtime_dir, eventually):
+def _serve_everybody(pid, join, runtime_dir, eventually, copies):
     taken = [join(rank) for rank in range(8)]
     assert [bytes(one.plan) for one in taken] == [f"model ep=8 {rank}".encode() for rank in range(8)]
     assert len(copies(pid, os.getpid())) == 1

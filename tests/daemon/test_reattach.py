@@ -30,15 +30,6 @@ for line in sys.stdin:
 """
 
 
-def copies(*pids):
-    """(device, inode) of every archive memory that these processes map."""
-    found = set()
-    for pid in pids:
-        with open(f"/proc/{pid}/maps") as maps:
-            found |= {tuple(line.split()[3:5]) for line in maps if "memfd:foundryd:model" in line}
-    return found
-
-
 def say(child):
     child.stdin.write("?\n")
     child.stdin.flush()
@@ -106,7 +97,7 @@ def request(path, **change):
     return Reattach(**values | change)
 
 
-def test_a_killed_daemons_memory_is_served_by_the_next_one(start, archive, hold, control, eventually, join):
+def test_a_killed_daemons_memory_is_served_by_the_next_one(start, archive, hold, control, eventually, join, copies):
     first = start(archive)
     ranks = hold(*range(5))
     before = copies(*(r.pid for r in ranks))
@@ -130,7 +121,9 @@ def test_a_killed_daemons_memory_is_served_by_the_next_one(start, archive, hold,
         assert say(child) == ["False", "2", "False", f"model ep=8 {rank}\n"]
 
 
-def test_a_stopped_daemons_memory_is_served_by_the_next_one(start, archive, hold, runtime_dir, control, eventually):
+def test_a_stopped_daemons_memory_is_served_by_the_next_one(
+    start, archive, hold, runtime_dir, control, eventually, copies
+):
     start(archive)
     ranks = hold(0, 1)
     stop_daemon(runtime_dir)
@@ -140,7 +133,7 @@ def test_a_stopped_daemons_memory_is_served_by_the_next_one(start, archive, hold
     assert len(copies(second.process.pid, *(r.pid for r in ranks))) == 1
 
 
-def test_a_rank_that_is_too_late_keeps_its_own_memory_and_is_counted(start, archive, hold, control, eventually):
+def test_a_rank_that_is_too_late_keeps_its_own_memory_and_is_counted(start, archive, hold, control, eventually, copies):
     kill_first = start(archive)
     (rank,) = hold(3)
     os.kill(rank.pid, signal.SIGSTOP)
