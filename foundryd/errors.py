@@ -79,16 +79,17 @@ class CaptureError(FoundrydError):
 class UnexplainedWord(CaptureError):
     """A word differs between ranks and no rule explains it.
 
-    ``proof_failed``: it differs between captures of one rank too, and was not proven harmless.  ``strays`` are the
-    words, (block, offset, bytes), that follow no rule and may be garbage.
+    ``block`` is that word's.  ``proof_failed``: it differs between captures of one rank too, and was not proven
+    harmless.  ``strays`` are the words, (block, offset, bytes), that follow no rule and may be garbage.
     """
 
     reason = "unexplained_word"
 
     def __init__(
-        self, message: str, *, proof_failed: bool = False, strays: Sequence[tuple[int, int, int]] = ()
+        self, message: str, *, block: int, proof_failed: bool = False, strays: Sequence[tuple[int, int, int]] = ()
     ) -> None:
         super().__init__(message)
+        self.block = block
         self.proof_failed = proof_failed
         self.strays = list(strays)
 
@@ -102,14 +103,25 @@ class UnexplainedContent(CaptureError):
 class HeldOutMismatch(CaptureError):
     """The inferred rules do not reproduce the rank that inference never saw.
 
-    ``strays`` are the words, (block, offset, bytes), where they do not, if all of them may be garbage.
+    If all that they do not reproduce may be garbage, ``strays`` are the words, (block, offset, bytes), of graphs, and
+    ``ranges`` the addresses of allocations with content that no other rank has.  ``beside_noise``: each word has noise
+    in the same four bytes as what differs.
     """
 
     reason = "held_out"
 
-    def __init__(self, message: str, *, strays: Sequence[tuple[int, int, int]] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        strays: Sequence[tuple[int, int, int]] = (),
+        ranges: Sequence[int] = (),
+        beside_noise: bool = False,
+    ) -> None:
         super().__init__(message)
         self.strays = list(strays)
+        self.ranges = list(ranges)
+        self.beside_noise = beside_noise
 
 
 class StateLost(CaptureError):

@@ -25,7 +25,7 @@ from foundryd.capture.recording import (
     unpack,
     unpack_ranked,
 )
-from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
+from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedContent, UnexplainedWord
 from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.rules import RuleKind
@@ -73,23 +73,28 @@ class Merge:
         self._same_structure(held_out, HeldOutMismatch)
         ours = without(held_out, self.dead)
         known = {c.address for c in self.reference.contents}
-        for content in ours.contents:
-            if content.address not in known:
-                raise HeldOutMismatch(
-                    f"allocation {content.ordinal} of arena {arena_name(content.arena)} ({len(content.data)} bytes at "
-                    f"{content.address:#x}) is not zero on the held-out rank {held_out.rank} and zero on every "
-                    "other: have the engine fill it alike"
-                )
-        ours = align_contents([self.reference, ours])[1]
-        return check_held_out(
-            self.inference.rules,
-            self.inference.tables,
-            RankView(self.reference.rank, self.reference.blocks()),
-            self.mesh,
-            RankView(ours.rank, ours.blocks()),
-            self.reference.describe,
-            fields=self.reference.fields(),
-        )
+        extra = [c for c in ours.contents if c.address not in known]
+        ranges = [c.address for c in extra]
+        ours = align_contents([self.reference, without(ours, set(ranges))])[1]
+        try:
+            report = check_held_out(
+                self.inference.rules,
+                self.inference.tables,
+                RankView(self.reference.rank, self.reference.blocks()),
+                self.mesh,
+                RankView(ours.rank, ours.blocks()),
+                self.reference.describe,
+                fields=self.reference.fields(),
+            )
+        except HeldOutMismatch as mismatch:
+            # A control proves words of graphs; content that samples have was tried, and nothing else can be.
+            if any(block >= len(self.reference.graphs) for block, _, _ in mismatch.strays):
+                mismatch.strays = []
+            mismatch.ranges = ranges if mismatch.strays else []
+            raise
+        if extra:
+            raise HeldOutMismatch(_only_held_out(extra, held_out.rank), ranges=ranges)
+        return report
 
     def add_images(self, recording: Recording) -> None:
         """Takes a further rank in for its images only; its words must be what the rules say."""
@@ -120,7 +125,8 @@ def merge(
 ) -> Merge:
     """Infers the rules of a rank class from its sampled ranks, the control, and further captures of sampled ranks.
 
-    Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.
+    Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.  All content
+    of all these recordings was offered to the control, so what it did not prove dead no further capture changes.
     """
     reference = recordings[0]
     mesh = Mesh.parse(reference.variant)
@@ -130,18 +136,25 @@ def merge(
     dead = set(proofs.dead)
     every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
-    inference = infer(
-        [RankView(r.rank, r.blocks()) for r in living],
-        mesh=mesh,
-        control=RankView(control.rank, control.blocks()),
-        repeats=[RankView(r.rank, r.blocks()) for r in repeats],
-        proven_noise=proofs.noise,
-        proven_strays=proofs.strays,
-        fields=living[0].fields(),
-        describe=living[0].describe,
-        complete=len(living) == len(members),
-        members=members,
-    )
+    try:
+        inference = infer(
+            [RankView(r.rank, r.blocks()) for r in living],
+            mesh=mesh,
+            control=RankView(control.rank, control.blocks()),
+            repeats=[RankView(r.rank, r.blocks()) for r in repeats],
+            proven_noise=proofs.noise,
+            proven_strays=proofs.strays,
+            fields=living[0].fields(),
+            describe=living[0].describe,
+            complete=len(living) == len(members),
+            members=members,
+        )
+    except UnexplainedWord as error:
+        if not living[0].is_content(error.block):
+            raise
+        raise UnexplainedContent(
+            f"{error}; or write the allocation before anything reads it, since the control did not prove it dead"
+        ) from error
     return Merge(
         mesh,
         tuple(members),
@@ -188,6 +201,16 @@ def unruled(recordings: Sequence[Recording], members: Sequence[int]) -> Sequence
     except UnexplainedWord as error:
         return error.strays
     return []
+
+
+def _only_held_out(contents: Sequence[ContentRecord], rank: int) -> str:
+    first = contents[0]
+    more = f" (and {len(contents) - 1} more allocations)" if len(contents) > 1 else ""
+    return (
+        f"allocation {first.ordinal} of arena {arena_name(first.arena)} ({len(first.data)} bytes at "
+        f"{first.address:#x}) is not zero on the held-out rank {rank} and zero on every sampled one, and no control "
+        f"proved it dead{more}: have the engine fill it alike, or write it before anything reads it"
+    )
 
 
 def without(recording: Recording, dead: set[int]) -> Recording:

@@ -152,33 +152,52 @@ def _why(recordings: Mapping[int, Recording]) -> str:
 
 
 @dataclass
-class _Strays:
-    """Words that differ between ranks and follow no rule, which controls are to prove harmless.
+class _Suspects:
+    """What differs between ranks and follows no rule, which controls are to prove harmless.
 
-    ``witnesses`` are ranks beside the samples that showed some.
+    ``words`` are of graphs.  ``witnesses`` are ranks beside the samples: a control compares itself with their
+    recordings, too, and tries all content that these have.  ``ranges`` are allocations of which only they have some.
     """
 
     words: set[tuple[int, int, int]] = field(default_factory=set)
+    ranges: set[int] = field(default_factory=set)
     witnesses: list[int] = field(default_factory=list)
 
-    def add(self, words: Strays, recording: Recording, witnesses: Sequence[int] = ()) -> bool:
-        """Takes words in, only of graphs; answers whether any, or who shows them, was new.
-
-        Of a word that is known another byte may differ on a new witness.
-        """
+    def add(self, words: Strays, recording: Recording) -> bool:
+        """Takes words in, only of graphs; answers whether any was new."""
         new = {word for word in words if word[0] < len(recording.graphs)} - self.words
-        fresh = [rank for rank in witnesses if rank not in self.witnesses]
         self.words |= new
-        self.witnesses += fresh
-        return bool(new or fresh)
+        return bool(new)
+
+    def add_unseen(self, mismatches: Mapping[int, HeldOutMismatch], varied: bool) -> dict[int, HeldOutMismatch]:
+        """Takes in what held-out ranks show; answers with those of the mismatches that another control cannot solve.
+
+        ``varied``: whether a control can prove strays; words beside noise it can prove without.  What was tried before
+        is not tried again, but of a word that is known another byte may differ on a new witness.
+        """
+        stuck: dict[int, HeldOutMismatch] = {}
+        known, words, ranges = set(self.witnesses), set(self.words), set(self.ranges)
+        for rank, mismatch in mismatches.items():
+            new = set(mismatch.ranges) - self.ranges
+            unknown = bool(mismatch.strays) and (rank not in known or not self.words.issuperset(mismatch.strays))
+            hopeless = bool(mismatch.strays) and not (varied or mismatch.beside_noise)
+            if hopeless or not (new or unknown):
+                stuck[rank] = mismatch
+                continue
+            if rank not in known and (unknown or new - ranges):
+                self.witnesses.append(rank)
+            words.update(mismatch.strays)
+            ranges |= new
+        self.words, self.ranges = words, ranges
+        return stuck
 
 
 def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs, asked: Sequence[int]) -> Merge:
     sampling = sample(mesh, [r for r in members if r in runs.recordings], members)
-    strays = _Strays()
+    suspects = _Suspects()
     refits = 0
     while True:
-        merged, sampling = _merge(sampling, runs, strays)
+        merged, sampling = _merge(sampling, runs, suspects)
         unseen = [rank for rank in asked if rank in members and rank not in sampling.ranks]
         mismatches = _confirm(merged, unseen or [r for r in [sampling.held_out] if r is not None], runs)
         if not mismatches:
@@ -188,20 +207,22 @@ def _capture_class(mesh: Mesh, members: Sequence[int], runs: Runs, asked: Sequen
                     "there and in whatever state the engine is"
                 )
             return merged
-        words = [word for mismatch in mismatches.values() for word in mismatch.strays]
-        if (
-            merged.varied
-            and all(mismatch.strays for mismatch in mismatches.values())
-            and strays.add(words, merged.reference, list(mismatches))
-        ):
-            runs.progress(f"{len(words)} words are not as predicted on ranks {list(mismatches)} and may be garbage")
-            continue
-        rank, mismatch = next(iter(mismatches.items()))
-        if refits == _REFITS:
-            raise mismatch
-        refits += 1
-        runs.progress(f"rank {rank} is not as predicted and joins the samples; another is held out: {mismatch}")
-        sampling = sampling.extended([rank])
+        stuck = suspects.add_unseen(mismatches, merged.varied)
+        offered = [rank for rank in mismatches if rank not in stuck]
+        if offered:
+            words = {word for rank in offered for word in mismatches[rank].strays}
+            ranges = {address for rank in offered for address in mismatches[rank].ranges}
+            runs.progress(
+                f"{len(words)} words and {len(ranges)} allocations are not as predicted on ranks {offered} and may be "
+                "garbage"
+            )
+        if stuck:
+            rank, mismatch = next(iter(stuck.items()))
+            if refits == _REFITS:
+                raise mismatch
+            refits += 1
+            runs.progress(f"rank {rank} is not as predicted and joins the samples; another is held out: {mismatch}")
+            sampling = sampling.extended([rank])
 
 
 def _confirm(merged: Merge, held_out: Sequence[int], runs: Runs) -> dict[int, HeldOutMismatch]:
@@ -222,20 +243,20 @@ def _confirm(merged: Merge, held_out: Sequence[int], runs: Runs) -> dict[int, He
     return mismatches
 
 
-def _merge(sampling: Sampling, runs: Runs, strays: _Strays) -> tuple[Merge, Sampling]:
+def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, Sampling]:
     """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
         runs.run_all(sampling.ranks)
         recordings = [runs.recordings[rank] for rank in sampling.ranks]
-        witnesses = [rank for rank in strays.witnesses if rank not in sampling.ranks]
-        strays.add(unruled(recordings, sampling.members), recordings[0])
-        control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(strays.words))
+        witnesses = [rank for rank in suspects.witnesses if rank not in sampling.ranks]
+        suspects.add(unruled(recordings, sampling.members), recordings[0])
+        control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(suspects.words))
         if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
             continue
         try:
             merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))
         except UnexplainedWord as error:
-            if control.proofs is not None and control.proofs.varied and strays.add(error.strays, recordings[0]):
+            if control.proofs is not None and control.proofs.varied and suspects.add(error.strays, recordings[0]):
                 runs.progress(f"{len(error.strays)} words follow no rule and may be garbage: {error}")
                 continue
             if error.proof_failed or not runs.repeat(sampling.ranks):

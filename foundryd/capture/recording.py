@@ -137,6 +137,10 @@ class Recording:
             return _describe_row(self.windows, offset, "window")
         return f"byte {offset} of global {flat[block][1]} of module {flat[block][0]}"
 
+    def is_content(self, block: int) -> bool:
+        """Whether a block is the content of an allocation."""
+        return 0 <= block - len(self.graphs) - 1 < len(self.contents)
+
     def _describe_member(self, graph: Graph, offset: int) -> str:
         start = graph.param_start()
         itemsize = graph.nodes.dtype.itemsize

@@ -265,6 +265,7 @@ class _Work:
         others = f" (and {count - 1} more words)" if count > 1 else ""
         raise UnexplainedWord(
             f"{self.describe(block, offset)}, offset {offset} ({size} bytes) {why}{others}: {seen}; {remedy}",
+            block=block,
             proof_failed=unproven,
             strays=list(zip(strays.block.tolist(), strays.offset.tolist(), strays.size.tolist(), strict=True)),
         )

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from foundryd._native import _rankpatch
 from foundryd.errors import HeldOutMismatch
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import Strays
 from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.words import (
     Block,
@@ -115,36 +114,40 @@ def check_held_out(
     check_views([reference, held_out])
     predicted = predict(rules, tables, reference.blocks, mesh, held_out.rank)
     boundaries = check_fields(fields, held_out.blocks)
-    noise = rules[rules["kind"] == RuleKind.NOISE]
+    is_noise = rules["kind"] == RuleKind.NOISE
+    noise, needed = rules[is_noise], rules[~is_noise]
     first: tuple[int, int] | None = None
     wrong = 0
     strays: list[tuple[int, int, int]] = []
-    garbage = True
+    garbage = beside = True
     for number, (block, found) in enumerate(zip(predicted, held_out.blocks, strict=True)):
         positions = _rankpatch.differing(block, [found], 1).astype(np.int64)
         if not positions.size:
             continue
         padding = locate(positions, boundaries[number], len(found))[2] == Kind.PADDING
-        positions = positions[~padding & ~_covered(positions, noise[noise["block"] == number])]
+        mine = noise[noise["block"] == number]
+        positions = positions[~padding & ~_covered(positions, mine)]
         if positions.size:
             offset, size, kind = locate(positions, boundaries[number], len(found))
             garbage &= bool(may_be_garbage(kind, size).all())
+            beside &= bool(_beside(positions, offset, size, mine).all())
             strays += sorted({(number, *word) for word in zip(offset.tolist(), size.tolist(), strict=True)})
-            words = np.unique(_words_of(positions, rules[rules["block"] == number]))
+            words = np.unique(_words_of(positions, needed[needed["block"] == number]))
             wrong += words.size
             first = first or (number, int(words[0]))
     if first is not None:
-        _refuse(first, wrong, rules, reference.rank, predicted, held_out, describe, strays if garbage else [])
+        message = _difference(first, wrong, rules, reference.rank, predicted, held_out, describe)
+        raise HeldOutMismatch(message, strays=strays if garbage else [], beside_noise=beside)
     return Report(
         held_out.rank,
         sum(len(block) for block in predicted),
         int(noise["width"].sum(dtype=np.int64)),
-        len(rules) - len(noise),
+        len(needed),
         count_rules(rules),
     )
 
 
-def _refuse(
+def _difference(
     at: tuple[int, int],
     wrong: int,
     rules: Rules,
@@ -152,22 +155,25 @@ def _refuse(
     predicted: Sequence[Block],
     held_out: RankView,
     describe: Callable[[int, int], str] | None,
-    strays: Strays,
-) -> None:
+) -> str:
     number, offset = at
-    mine = rules[(rules["block"] == number) & (rules["offset"] == offset)]
+    here = rules[rules["block"] == number]
+    is_noise = here["kind"] == RuleKind.NOISE
+    mine = here[~is_noise & (here["offset"] == offset)]
     width = int(mine["width"][0]) if len(mine) else min(4, len(predicted[number]) - offset)
     start, size = np.array([offset]), np.array([width])
     expected = int(gather(predicted[number], start, size)[0])
     found = int(gather(held_out.blocks[number], start, size)[0])
     name = describe(number, offset) if describe else f"block {number}"
-    source = f"the rule {next(iter(count_rules(mine)))} gives" if len(mine) else f"no rule changes rank {reference}'s"
+    noisy = _covered(np.arange(offset, offset + width), here[is_noise]).any()
+    source = f"no rule {'but noise ' if noisy else ''}changes rank {reference}'s"
+    if len(mine):
+        source = f"the rule {next(iter(count_rules(mine)))} gives"
     others = f" (and {wrong - 1} more words)" if wrong > 1 else ""
-    raise HeldOutMismatch(
+    return (
         f"{name}, block {number}, offset {offset} ({width} bytes) was captured as 0x{found:0{2 * width}x} on the "
         f"held-out rank {held_out.rank}, where {source} 0x{expected:0{2 * width}x}{others}: sample rank "
-        f"{held_out.rank} as well, or make the word follow one coordinate of the mesh",
-        strays=strays,
+        f"{held_out.rank} as well, or make the word follow one coordinate of the mesh"
     )
 
 
@@ -179,6 +185,17 @@ def _covered(positions: npt.NDArray[np.int64], rules: Rules) -> npt.NDArray[np.b
     at = np.searchsorted(offset, positions, side="right") - 1
     covered: npt.NDArray[np.bool_] = (at >= 0) & (positions < (offset + rules["width"])[at])
     return covered
+
+
+def _beside(
+    positions: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], size: npt.NDArray[np.int64], noise: Rules
+) -> npt.NDArray[np.bool_]:
+    """Which byte positions, in words of these offsets and sizes, have noise in the same four bytes of their word."""
+    half = offset + (positions - offset) // 4 * 4
+    found = np.zeros(len(positions), dtype=bool)
+    for byte in range(4):
+        found |= _covered(half + byte, noise) & (half + byte < offset + size)
+    return found
 
 
 def _words_of(positions: npt.NDArray[np.int64], rules: Rules) -> npt.NDArray[np.int64]:

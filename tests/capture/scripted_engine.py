@@ -3,7 +3,7 @@
 
 Its one graph has one kernel.  Its first parameter is a struct: a number that follows the rank, a flag, a byte of
 garbage in the padding behind the flag, and a number of each script's own; the second a large struct that no kernel
-reads, the third an empty struct.  Launches are counted in FOLDER.
+reads, the third an empty struct.  Its allocations may be filled.  Launches are counted in FOLDER.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.capture.canonical import KERNEL, NONE, Graph
 from foundryd.capture.journal import Journal, read_strays
-from foundryd.capture.recording import ModuleRecord, Proofs, Recording, load, save
+from foundryd.capture.recording import ContentRecord, ModuleRecord, Proofs, Recording, load, save
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays, noise_candidates, noise_dtype, stray_candidates
+from foundryd.session.arena import ARENAS
 from foundryd.settings import Settings
 
 BASE, STRIDE = 0x600000000000, 256 << 30
@@ -60,6 +62,36 @@ def late(launch: Launch) -> dict[str, int]:
     return {"garbage": launch.rank == 4}
 
 
+def beside(launch: Launch) -> dict[str, int]:
+    """Garbage of which one byte differs in every launch, and the next only on a rank that is held out."""
+    return {"garbage": launch.time | (launch.rank == 4) << 8}
+
+
+def scratch(launch: Launch) -> dict[str, object]:
+    """Allocations that only held-out ranks fill: one each, and rank 6 what ranks 4 and 5 do."""
+    return {"filled": {4: [0], 5: [1], 6: [0, 1]}.get(launch.rank, [])}
+
+
+def scratch_and_garbage(launch: Launch) -> dict[str, object]:
+    """An allocation that only rank 4 fills, beside garbage that only it has and repeats."""
+    return scratch(launch) | late(launch) if launch.rank == 4 else {}
+
+
+def scratch_and_surprise(launch: Launch) -> dict[str, object]:
+    """An allocation that only rank 4 fills, and garbage that only the first launch of rank 5 has."""
+    return scratch(launch) if launch.rank == 4 else {"garbage": int(launch.rank == 5 and launch.time == 1)}
+
+
+def read(launch: Launch) -> dict[str, object]:
+    """An allocation that only rank 4 fills, and on which outputs depend."""
+    return scratch(launch) if launch.rank == 4 else {}
+
+
+def read_when_sampled(launch: Launch) -> dict[str, object]:
+    """An allocation that only rank 2 fills, and on which outputs depend."""
+    return {"filled": [0] if launch.rank == 2 else []}
+
+
 def wanted(launch: Launch) -> dict[str, int]:
     """A number that the rank decides and no coordinate explains, and on which outputs depend."""
     return {"own": launch.rank**2}
@@ -82,7 +114,7 @@ def squares(launch: Launch) -> dict[str, int]:
 
 def cold(launch: Launch) -> dict[str, int]:
     """Each rank's first launch compiles, and allocates for it."""
-    return {"scratch": int(launch.time == 1)}
+    return {"compiled": int(launch.time == 1)}
 
 
 def fatal(launch: Launch) -> dict[str, int]:
@@ -108,17 +140,29 @@ def forgetful(launch: Launch) -> dict[str, int]:
     """Launches are cold at first, and the second one of rank 1 writes nothing."""
     if launch.rank == 1 and launch.time == 3:
         sys.exit(0)
-    return {"scratch": int(launch.time == 1)}
+    return {"compiled": int(launch.time == 1)}
 
 
 SCRIPTS = {
     f.__name__: f
-    for f in (few_values, surprise, settled, late, stack, wanted, squares, cold, fatal, outside, failing, forgetful)
-}
-VARIED = ("settled", "late", "stack", "wanted")  # engines that can put themselves into other states
+    for f in (
+        few_values, surprise, settled, late, beside, scratch, scratch_and_garbage, scratch_and_surprise, read,
+        read_when_sampled, stack, wanted, squares, cold, fatal, outside, failing, forgetful,
+    )
+}  # fmt: skip
+VARIED = ("settled", "late", "scratch_and_garbage", "stack", "wanted")  # can put themselves into other states
+READ = ("read", "read_when_sampled")  # their graph depends on what its allocations held before
 
 
-def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: int = 0, left: object = 0) -> Recording:
+def recording(
+    rank: int,
+    mesh: Mesh,
+    garbage: int = 0,
+    own: int = 7,
+    compiled: int = 0,
+    left: object = 0,
+    filled: Sequence[int] = (),
+) -> Recording:
     node = np.zeros(1, _hook.node_dtype)
     node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 17 + UNREAD
     node["grid"] = node["block"] = node["param_kind"] = 1
@@ -126,13 +170,15 @@ def recording(rank: int, mesh: Mesh, garbage: int = 0, own: int = 7, scratch: in
     params[:16] = np.array([100 + rank, 1 | garbage << 8, own, 0], "<u4").view(np.uint8)
     params[16 : 17 + UNREAD] = left
     graph = Graph(("g",), node, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
-    allocations = np.zeros(scratch, _hook.allocation_dtype)
+    allocations = np.zeros(compiled, _hook.allocation_dtype)
     allocations["bytes"], allocations["address"] = 4096, BASE
+    arena = ARENAS.index("graph")
+    contents = [ContentRecord(BASE + 4096 * n, arena, n, np.full(64, 16 + rank, np.uint8)) for n in filled]
     return Recording(
         variant=str(mesh), world=mesh.world, rank=rank, identity={}, arena_base=BASE, arena_stride=STRIDE,
         allocations=allocations, graphs=[graph], functions=[ix.Function(0, "k", 17 + UNREAD, FIELDS, [])],
         modules=[ModuleRecord(0, b"an image")], symbols=[], relocations=np.zeros(0, _rankpatch.relocation_dtype),
-        communicators=[], comm_ops=np.zeros(0, _hook.comm_op_dtype), contents=[],
+        communicators=[], comm_ops=np.zeros(0, _hook.comm_op_dtype), contents=contents,
     )  # fmt: skip
 
 
@@ -144,6 +190,12 @@ def prove(ours: Recording, references: list[Recording], journal: Journal, script
     same, *others = sorted(references, key=lambda r: r.rank != ours.rank)
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, same, *others)]
     return noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
+
+
+def prove_dead(ours: Recording, references: list[Recording], script: str) -> list[int]:
+    """The graph reads no allocation before it writes it, or all of them."""
+    filled = {c.address for r in (ours, *references) for c in r.contents}
+    return [] if script in READ else sorted(filled)
 
 
 def prove_strays(ours: Recording, references: list[Recording], strays: Strays) -> np.ndarray:
@@ -169,7 +221,8 @@ def main() -> None:
         references = [load(p) for p in settings.references]
         noise = prove(made, references, Journal(settings.journal), script)
         strays = read_strays(settings.strays) if script in VARIED else []
-        made.proofs = Proofs([], noise, prove_strays(made, references, strays), script in VARIED)
+        dead = prove_dead(made, references, script)
+        made.proofs = Proofs(dead, noise, prove_strays(made, references, strays), script in VARIED)
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
     # As the recorder notes an image: bytes, why it is whole, bytes that were cut, why none were.

@@ -13,7 +13,7 @@ from foundryd.archive.verify import violations
 from foundryd.capture import runs
 from foundryd.capture.orchestrate import capture
 from foundryd.capture.runs import CaptureSpec
-from foundryd.errors import CaptureError, UnexplainedWord
+from foundryd.errors import CaptureError, UnexplainedContent, UnexplainedWord
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 SAMPLED = [0, 1, 2, 3, 7]  # of eight ranks
@@ -96,6 +96,55 @@ def test_garbage_that_only_the_held_out_rank_has_is_proven_and_the_same_rank_con
     assert confirmed(result) == [4]
     assert launched == [*SAMPLED, 1, 4, 1]
     assert [line for line in said if "may be garbage" in line]
+
+
+def test_garbage_beside_noise_that_only_the_held_out_rank_has_needs_no_other_state_of_the_engine(captured):
+    """Of a stale address one byte differs in all captures but the one that confirms."""
+    result, launched, _ = captured("beside")
+    assert result.rules == {"affine ep": 1, "noise": 2}
+    assert launched == [*SAMPLED, 1, 4, 1]
+    assert confirmed(result) == [4]
+
+
+def test_scratch_that_only_held_out_ranks_filled_is_proven_and_the_same_ranks_confirm(captured):
+    """However many ranks show however much of it, one more control proves all, and none joins the samples."""
+    result, launched, said = captured("scratch", held_out=[4, 5, 6])
+    assert launched == [*SAMPLED, 1, 4, 5, 6, 1]
+    assert confirmed(result) == [4, 5, 6]
+    assert result.rules == {"affine ep": 1}
+    assert [line for line in said if line.startswith("0 words and 2 allocations are not as predicted on ranks [4, 5,")]
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+        assert reader.index.variants[0].contents == []
+
+
+def test_scratch_and_garbage_of_one_held_out_rank_are_proven_together(captured):
+    result, launched, _ = captured("scratch_and_garbage")
+    assert launched == [*SAMPLED, 1, 4, 1]
+    assert confirmed(result) == [4]
+    assert result.rules == {"affine ep": 1, "noise": 1}
+
+
+def test_scratch_of_one_held_out_rank_is_proven_while_another_joins_the_samples(captured):
+    result, launched, said = captured("scratch_and_surprise", held_out=[4, 5, 6])
+    assert [line[:6] for line in said if "joins the samples" in line] == ["rank 5"]
+    assert launched == [*SAMPLED, 1, 4, 5, 6, 1, 0, 1, 2, 3, 5, 7, 1]
+    assert confirmed(result) == [4, 6]
+
+
+def test_memory_that_outputs_depend_on_is_refused_however_late_it_is_seen(captured):
+    """It is offered to one control; when that does not prove it, the rank that filled it joins the samples."""
+    with pytest.raises(UnexplainedContent, match=r"rank 4 has 0x14.*did not prove it dead"):
+        captured("read")
+    assert captured.launched() == [*SAMPLED, 1, 4, 1, 1]
+    assert not captured.archive.exists()
+
+
+def test_memory_of_a_sampled_rank_that_outputs_depend_on_is_refused_by_the_first_control(captured):
+    with pytest.raises(UnexplainedContent, match=r"rank 2 has 0x12.*did not prove it dead"):
+        captured("read_when_sampled")
+    assert captured.launched() == [*SAMPLED, 1]
+    assert not captured.archive.exists()
 
 
 def test_what_the_rank_decides_and_outputs_depend_on_is_refused(captured):

@@ -275,6 +275,18 @@ def test_a_stray_that_only_the_held_out_rank_shows_is_named_and_can_be_noise() -
     assert refused.value.strays == []
 
 
+def test_what_the_held_out_rank_has_beside_noise_is_known_as_such() -> None:
+    """The two low bytes of a stale address are noise; a held-out rank differs in the third, or in the fifth as well."""
+    captures = views(lambda r: 0x7F_1100_0000 + 0x101 * r)
+    inferred = infer(captures, EP8, control=view(1, 0x7F_1100_7777), proven_noise=[(0, 0, 2)])
+    for found, beside in ((0x7F_1200_0404, True), (0x7E_1200_0404, False)):
+        with pytest.raises(HeldOutMismatch, match=f"0x{found & 0xFFFFFFFF:08x} .* no rule but noise changes") as refused:
+            check_held_out(inferred.rules, inferred.tables, captures[0], EP8, view(4, found))
+        assert refused.value.strays == [(0, 0, 8)]
+        assert refused.value.beside_noise == beside
+    check_held_out(inferred.rules, inferred.tables, captures[0], EP8, view(4, 0x7F_1100_ABCD))
+
+
 def test_strays_beside_a_rule_leave_it_alone() -> None:
     captures = views(lambda r: 100 + 16 * r | (r * r % 5) << 40)
     control = view(1, 100 + 16 | 1 << 40)
