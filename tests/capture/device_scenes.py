@@ -282,6 +282,51 @@ def noise_in_one_state_only(d: Device) -> Any:
     return found
 
 
+def each_graph_in_its_own_state(d: Device) -> Any:
+    """A schedule in one buffer is for one graph; without one a graph does nothing, and with another's it goes astray."""
+    a, b = d.add("a", "graph"), d.add("b", "graph")
+    d.add("schedule", "io", zero=True)
+    d.add("out", "io")
+    with arena("host"):
+        d.at["pinned"] = int(call("cuMemHostAlloc", 4096, 0))
+    d.write("pinned", np.zeros(4096, np.uint8))
+    before = {name: d.read(name, 4096) for name in d.at}
+    seen: set[tuple[int, int, int]] = set()
+
+    def graph(i: int) -> None:
+        plan, pinned = (int(d.read(name, 4).view(np.uint32)[0]) for name in ("schedule", "pinned"))
+        seen.add((i, plan, pinned))
+        d.write("b", np.full(SIZE, 3, np.uint8))
+        if plan:
+            d.write("out", d.read("a" if i == 1 else "b"))
+
+    def schedule(i: int) -> None:
+        d.write("schedule", np.full(SIZE // 4, i + 1, np.uint32))
+        d.write("pinned", np.full(4, i + 1, np.uint32))
+
+    replays = [partial(graph, i) for i in range(3)]
+    with Memory(d.hook) as memory:
+        memory.begin(replays)
+        resting = d.names(prove_dead(memory, replays, {a, b}))
+        rested, _ = set(seen), seen.clear()
+        working = d.names(prove_dead(memory, replays, {a, b}, state_of=lambda i: memory.moved(partial(schedule, i))))
+    left = all((d.read(name, 4096) == data).all() for name, data in before.items())
+    return [resting, working, sorted(rested), sorted(seen), bool(left)]
+
+
+def a_state_without_room(d: Device) -> Any:
+    """What a state of one graph writes must find room, too."""
+    d.add("a", "graph", CHUNK)
+    d.add("kv", "kv", 8 * CHUNK, zero=True)
+    with Memory(d.hook, room=_scarce(1)) as memory:
+        memory.begin([])
+        try:
+            with memory.moved(lambda: d.write("kv", d.draw.integers(0, 256, 8 * CHUNK, np.uint8))):
+                return None
+        except FoundrydError as error:
+            return [error.reason, str(error)]
+
+
 def snapshots_are_given_back(d: Device) -> Any:
     a = d.add("a", "graph")
     before = d.used()
@@ -315,7 +360,7 @@ SCENES = {
         written_before_read, partly_written, only_alone, any_order_of_graphs, an_index_is_never_nonsense,
         addresses_are_not_tried, everything_is_put_back, big_and_sparse, wild_write_into_sameness,
         wild_write_into_content, wild_write_without_room, room_goes_to_what_replays_write, noise_in_one_state_only,
-        snapshots_are_given_back, seconds_for_gigabytes,
+        each_graph_in_its_own_state, a_state_without_room, snapshots_are_given_back, seconds_for_gigabytes,
     )
 }  # fmt: skip
 
