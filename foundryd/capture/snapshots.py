@@ -375,7 +375,8 @@ class Memory:
 
         ``replays`` are all that will be run, plain: they say what has to be kept where there is no room for all.
         """
-        self._whole = all([side.take() for side in self._sides])
+        kept = [side.take() for side in self._sides]
+        self._whole = all(kept)
         self.adopt(replays)
 
     def adopt(self, replays: Iterable[Callable[[], None]]) -> None:

@@ -74,8 +74,10 @@ def noise_candidates(
     for half in HALVES:
         suspect |= np.where(moved & half != 0, differs & half, 0).astype(np.uint8)
     rows = [_no_words(0)]
-    for number in np.unique(words.block).tolist():
-        mine = words.block == number
+    numbers, first_of = np.unique(words.block, return_index=True)
+    ends = [*first_of[1:].tolist(), len(words)]
+    for number, begin, end in zip(numbers.tolist(), first_of.tolist(), ends, strict=True):
+        mine = slice(begin, end)  # words ascend by block
         chosen = positions_of(words.offset[mine], suspect[mine])
         rows.append(_runs(number, chosen))
     return np.concatenate(rows)

@@ -142,10 +142,11 @@ class BuiltGraph:
         return True
 
     def set_kernel_params(self, params: np.ndarray, which: np.ndarray) -> None:
-        """Gives the kernels at the places ``which`` of the executable what ``params`` has for them; later launches see it.
+        """Gives the kernels at the places ``which`` of the executable what ``params`` has for them, for later launches.
 
-        Everything else of a node stays as it was built (rows ``exec.set_kernel_params`` and ``exec.keeps_attributes`` of
-        the conformance tests).  Raises ``DriverCallFailed`` if the driver refuses one; some of them have changed then.
+        Everything else of a node stays as it was built (rows ``exec.set_kernel_params``, ``exec.keeps_attributes`` and
+        ``exec.set_behind_programmatic`` of the conformance tests).  Raises ``DriverCallFailed`` if the driver refuses
+        one; some of them have changed then.
         """
         if self._change is None or self._executable is None:
             raise UsageError("a graph without an executable, or that was not built changeable: build it so")

@@ -283,7 +283,7 @@ def noise_in_one_state_only(d: Device) -> Any:
 
 
 def each_graph_in_its_own_state(d: Device) -> Any:
-    """A schedule in one buffer is for one graph; without one a graph does nothing, and with another's it goes astray."""
+    """A schedule in one buffer is for one graph; without one a graph does nothing, with another's it goes astray."""
     a, b = d.add("a", "graph"), d.add("b", "graph")
     d.add("schedule", "io", zero=True)
     d.add("out", "io")

@@ -110,7 +110,8 @@ def test_places_and_nodes_that_do_not_fit_are_refused(hooked: Any) -> None:
     executable = call("cuGraphInstantiate", cu.CUgraph(built), 0)
     fill = int(np.flatnonzero(read.nodes["type"] == 2)[0])
     def change(which, made=nodes):
-        return refusal(lambda: hook.set_kernel_params(int(executable), read, functions, made, np.array(which, np.uint32)))
+        which = np.array(which, np.uint32)
+        return refusal(lambda: hook.set_kernel_params(int(executable), read, functions, made, which))
     answer([len(nodes), change([0, 2]), change([9]), change([fill]), change([0], nodes[:1])])
     """
     )

@@ -12,8 +12,8 @@
 namespace foundryd::graphs {
 
 // Builds a graph from arrays, which may come from anywhere: they are validated first.  Needs a current context.  The
-// result belongs to MadeGraphs; on failure nothing is left.  `nodes`, if not NULL, becomes the driver's node for each of
-// `graph`; for a placeholder the one that others depend on.
+// result belongs to MadeGraphs; on failure nothing is left.  `nodes`, if not NULL, becomes the driver's node for each
+// of `graph`; for a placeholder the one that others depend on.
 CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
                     std::vector<CUgraphNode> *nodes = nullptr);
 

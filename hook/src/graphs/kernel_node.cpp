@@ -54,8 +54,7 @@ const CUDA_KERNEL_NODE_PARAMS_v2 &KernelNodes::params_of(const fdy_graph &graph,
 
 const modules::ParamLayout &KernelNodes::layout_of(uint32_t number) {
   std::shared_ptr<const modules::ParamLayout> &layout = layouts_[number];
-  if (!layout)
-    layout = modules::known_layout(reinterpret_cast<CUfunction>(static_cast<uintptr_t>(functions_[number])));
+  if (!layout) layout = modules::known_layout(reinterpret_cast<CUfunction>(static_cast<uintptr_t>(functions_[number])));
   return *layout;
 }
 
