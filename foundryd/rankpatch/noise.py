@@ -8,6 +8,7 @@ arena holds.  The capture perturbs each suspect and replays; if outputs stay the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -74,10 +75,9 @@ def noise_candidates(
     for half in HALVES:
         suspect |= np.where(moved & half != 0, differs & half, 0).astype(np.uint8)
     rows = [_no_words(0)]
-    numbers, first_of = np.unique(words.block, return_index=True)
-    ends = [*first_of[1:].tolist(), len(words)]
-    for number, begin, end in zip(numbers.tolist(), first_of.tolist(), ends, strict=True):
-        mine = slice(begin, end)  # words ascend by block
+    places = np.searchsorted(words.block, np.arange(len(view.blocks) + 1)).tolist()  # words ascend by block
+    for number, (begin, end) in enumerate(pairwise(places)):
+        mine = slice(begin, end)
         chosen = positions_of(words.offset[mine], suspect[mine])
         rows.append(_runs(number, chosen))
     return np.concatenate(rows)
