@@ -271,6 +271,24 @@ class Hook:
         ``node.comm_group == g``; 0 where the graph does not need one.
         """
 
+    def build_graph_and_nodes(
+        self, graph: GraphArrays, functions: npt.NDArray[np.uint64] | Sequence[int], comm_graphs: Sequence[int] = ...
+    ) -> tuple[int, npt.NDArray[np.uint64]]:
+        """``build_graph``, and the ``CUgraphNode`` of each node."""
+
+    def set_kernel_params(
+        self,
+        executable: int,
+        graph: GraphArrays,
+        functions: npt.NDArray[np.uint64] | Sequence[int],
+        nodes: npt.NDArray[np.uint64],
+        which: npt.NDArray[np.uint32],
+    ) -> None:
+        """Gives the kernels at the places ``which`` of an executable the parameters that they have in ``graph``.
+
+        ``nodes`` are from ``build_graph_and_nodes``.  On failure those before the one that failed are changed.
+        """
+
     def destroy_graph(self, graph: int) -> None:
         """Frees a graph of ``build_graph`` or ``comm_reissue``; small graphs after the graphs built from them."""
 

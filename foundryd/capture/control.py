@@ -4,22 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
 from foundryd._native import _hook
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.capture.canonical import template_key
 from foundryd.capture.journal import FORGETFUL, Journal
-from foundryd.capture.proofs import prove_dead, prove_noise
+from foundryd.capture.proofs import StateOf, prove_dead, prove_noise
 from foundryd.capture.recording import Proofs, Recording
+from foundryd.capture.rehearsal import Rehearsal
 from foundryd.capture.snapshots import Bytes, Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.noise import Strays, noise_candidates, stray_candidates
-from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
+from foundryd.session.building import Bindings, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
 
@@ -34,13 +39,20 @@ class Trials:
     Attributes
     ----------
     journal : knows the trials that are fatal and not made.
-    vary : puts the engine into another state, see ``GraphSet.finish``; every proof is made again from each.
-    strays : words that differ between ranks and follow no rule, to prove harmless too; only tried with ``vary``.
+    vary, vary_graph : put the engine into another state, all of it and what one graph needs of it, see
+        ``GraphSet.finish``; every proof is made again from each.
+    strays : words that differ between ranks and follow no rule, to prove harmless too; only tried in other states.
     """
 
     journal: Journal = FORGETFUL
     vary: Callable[[int], None] | None = None
+    vary_graph: Callable[[Any, int], None] | None = None
     strays: Strays = ()
+
+    @property
+    def varied(self) -> bool:
+        """Whether there is more than one state."""
+        return self.vary is not None or self.vary_graph is not None
 
 
 def prove(
@@ -63,28 +75,71 @@ def prove(
         raise CaptureError(
             f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}"
         )
-    journal, vary = trials.journal, trials.vary
+    journal = trials.journal
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         windows = hook.windows()
+        replays = [_replay(native, stream) for native in natives]
+        keys = [graph.key for graph in ours.graphs]
+        # Harmless in one state says too little of what the rank may decide.
+        strays = trials.strays if trials.varied else ()
         with (
             Memory(hook, windows=windows, rank=ours.rank) as memory,
-            # Harmless in one state says too little of what the rank may decide.
-            _Suspects(hook, module_ids, ours, references, trials.strays if vary is not None else (), stream) as words,
+            _Suspects(hook, module_ids, ours, references, strays, stream) as words,
         ):
             # What this rank sees of its peers they see of this rank, and no replay here shows what theirs read.
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
             dead -= {int(window["origin"]) for window in windows}
-            for seed in (None, *(range(_VARIED) if vary is not None else ())):
+            for seed in (None, *(range(_VARIED) if trials.varied else ())):
                 journal.enter_state(seed)
-                if vary is not None and seed is not None:
-                    vary(seed)
-                    call("cuCtxSynchronize")
-                dead = prove_dead(memory, [_replay(n, stream) for n in natives], dead, journal)
-                words.prove(memory, journal)
-            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), vary is not None)
+                state = _State(memory, keys, seed, trials)
+                state.enter()
+                memory.begin([state.prepared(graph, replay) for graph, replay in enumerate(replays)])
+                state_of = state.of if state.by_graph else None
+                dead = prove_dead(memory, replays, dead, journal, state_of)
+                words.prove(memory, journal, state_of)
+            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), trials.varied)
     finally:
         call("cuStreamDestroy", stream)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The engine in the state of a seed, or as the capture left it."""
+
+    memory: Memory
+    keys: Sequence[Any]
+    seed: int | None
+    trials: Trials
+
+    @property
+    def by_graph(self) -> bool:
+        """Whether each graph has one of its own."""
+        return self.seed is not None and self.trials.vary_graph is not None
+
+    def enter(self) -> None:
+        """Makes what all graphs have in common."""
+        if self.seed is not None and self.trials.vary is not None:
+            self.trials.vary(self.seed)
+        call("cuCtxSynchronize")
+
+    def of(self, graph: int) -> AbstractContextManager[None]:
+        """Inside, memory is as that graph needs it."""
+        return self.memory.moved(partial(self._enter_for, graph))
+
+    def prepared(self, graph: int, replay: Callable[[], None]) -> Callable[[], None]:
+        """The replay of a graph from what all have in common."""
+
+        def run() -> None:
+            self._enter_for(graph)
+            replay()
+
+        return run
+
+    def _enter_for(self, graph: int) -> None:
+        if self.seed is not None and self.trials.vary_graph is not None:
+            self.trials.vary_graph(self.keys[graph], self.seed)
+            call("cuCtxSynchronize")
 
 
 def _replay(native: CapturedGraph, stream: Any) -> Callable[[], None]:
@@ -135,11 +190,17 @@ class _Suspects:
             mine = extra["block"] == block
             in_kernels[mine] = ours.graphs[block].in_kernels(extra["offset"][mine])
         extra = extra[in_kernels]
+        words = noise
+        if len(extra):
+            words = np.concatenate([noise, extra])
+            words = words[np.argsort(_positions(words), kind="stable")]
         self._strays = _positions(extra)
-        self._words = np.sort(np.concatenate([noise, extra]), order=("block", "offset"))
+        bounds = np.searchsorted(words["block"], np.arange(members + 1))
+        self._words = [words[first:last] for first, last in pairwise(bounds.tolist())]  # by block
+        self._live: set[int] = set()  # places of words that some graph needs
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
-        if len(self._words):
+        if len(words):
             self._bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
             try:
                 self._small.issue(ours.comm_ops)
@@ -147,21 +208,22 @@ class _Suspects:
                 self._small.close()
                 raise
 
-    def prove(self, memory: Memory, journal: Journal) -> None:
-        """Keeps the words that are noise with memory as it is."""
-        kept = []
-        for block in np.unique(self._words["block"]).tolist():
+    def prove(self, memory: Memory, journal: Journal, state_of: StateOf | None = None) -> None:
+        """Keeps the words that are noise with memory as it was taken, or as ``state_of`` puts it for each graph."""
+        for block, mine in enumerate(self._words):
+            if not len(mine):
+                continue
             graph, others = self._ours.graphs[block], [r.graphs[block].params for r in self._others]
             others += self._stored[block : block + 1]
-            mine = self._words[self._words["block"] == block]
-            replay = self._replay_with(block)
-            kept.append(prove_noise(memory, graph, mine, others, replay, self._generator, journal))
-        if kept:
-            self._words = np.concatenate(kept)
+            with nullcontext() if state_of is None else state_of(block), self._rehearsal(block) as rehearsal:
+                self._words[block] = prove_noise(
+                    memory, graph, mine, others, rehearsal.replay, self._generator, journal, self._live
+                )
 
     def proven(self, *, strays: bool) -> np.ndarray:
         """The words that are left and are strays or not, as rows of ``noise_dtype``."""
-        return np.asarray(self._words[np.isin(_positions(self._words), self._strays) == strays])
+        words = np.concatenate([np.zeros(0, noise_dtype), *self._words])
+        return np.asarray(words[np.isin(_positions(words), self._strays) == strays])
 
     def __enter__(self) -> _Suspects:
         return self
@@ -169,26 +231,7 @@ class _Suspects:
     def __exit__(self, *_: object) -> None:
         self._small.close()
 
-    def _replay_with(self, block: int) -> Callable[[np.ndarray], None]:
-        graph = self._ours.graphs[block]
+    def _rehearsal(self, block: int) -> Rehearsal:
         relocations = self._ours.relocations[self._ours.relocations["block"] == block]
-
-        def run(params: np.ndarray) -> None:
-            changed = np.concatenate([graph.block[: graph.param_start()], params])
-            self._bindings.relocate(changed, relocations)
-            built = BuiltGraph(
-                self._hook,
-                graph.nodes,
-                graph.edges,
-                graph.attributes,
-                changed[graph.param_start() :],
-                self._bindings.functions,
-                self._small.handles,
-            )
-            try:
-                built.launch(int(self._stream))
-                call("cuStreamSynchronize", self._stream)
-            finally:
-                built.close()
-
-        return run
+        graph = self._ours.graphs[block]
+        return Rehearsal(self._hook, graph, relocations, self._bindings, self._small, int(self._stream))

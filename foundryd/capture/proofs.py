@@ -10,6 +10,7 @@ A proof that cannot be made is simply not made; nothing is taken for dead or noi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,26 +27,47 @@ from foundryd.rankpatch.noise import span_bytes
 # what none of these disturbs, in any graph, is overwritten with patterns that would send an index astray.  The patterns
 # are neither a valid index nor an address, but finite as float32 and float16; two, so that a value which happens to
 # equal one of them is still seen.
-_MUTATIONS = (Mutation(shift=True), Mutation(flip=True), Mutation(fill=0x5A), Mutation(fill=0x2D))
+_MUTATIONS = (
+    (Mutation(shift=True), Mutation(flip=True)),
+    (Mutation(fill=0x5A), Mutation(fill=0x2D)),
+)
+
+_BYTE = 0xFFFFFFFF  # of a place, the byte of the parameters
+
+StateOf = Callable[[int], AbstractContextManager[None]]
+"""By the number of a graph: inside, memory starts as that graph's replays need it, see ``Memory.moved``."""
 
 
 def prove_dead(
-    memory: Memory, replays: Sequence[Callable[[], None]], candidates: set[int], journal: Journal = FORGETFUL
+    memory: Memory,
+    replays: Sequence[Callable[[], None]],
+    candidates: set[int],
+    journal: Journal = FORGETFUL,
+    state_of: StateOf | None = None,
 ) -> set[int]:
     """Those of ``candidates`` (addresses of ranges) whose prior bytes no replay depends on.
 
     ``replays`` run one graph each, the same way each time, and wait for it.  A range that seems to hold addresses of
-    memory is not tried.  What is found holds for memory as it is now, and memory is left like that.
+    memory is not tried.  What is found holds for memory as ``begin`` took it or, for each graph, as ``state_of`` puts
+    it; memory is left as ``begin`` took it.
     """
-    memory.begin(replays)
     suspects = memory.movable(candidates)
-    for how, mutation in enumerate(_MUTATIONS):
+    how = 0
+    for mutations in _MUTATIONS:
         for graph, replay in enumerate(replays):
-            if suspects:
+            if not suspects:
+                break
+            with nullcontext() if state_of is None else state_of(graph):
+                if state_of is not None:
+                    suspects = memory.movable(suspects)
                 memory.restore()
                 replay()
-                trial = _Trial(memory, replay, mutation, journal, journal.here("dead", how, graph))
-                suspects = trial.survivors(memory.note_plain(suspects))
+                # One plain replay does for all mutations, since each trial is compared with what it left.
+                suspects = memory.note_plain(suspects)
+                for number, mutation in enumerate(mutations, how):
+                    key = journal.here("dead", number, graph)
+                    suspects = _Trial(memory, replay, mutation, journal, key).survivors(suspects)
+        how += len(mutations)
     memory.restore()
     return suspects
 
@@ -90,32 +112,42 @@ def prove_noise(
     replay_with: Callable[[np.ndarray], None],
     generator: np.random.Generator,
     journal: Journal = FORGETFUL,
+    live: set[int] | None = None,
 ) -> np.ndarray:
     """Those of ``words`` that outputs do not depend on, ascending; ``words`` are rows of ``noise_dtype``.
 
     ``others`` are the parameters in other captures, of this rank first; in each byte of the words one of them differs.
     ``replay_with(params)`` runs the graph with changed ones and waits.  A trial that was fatal to a word is not made
     with the same byte of the same function's parameters in other nodes.  Words outside the parameters (functions,
-    launch dimensions) are never noise.  What is found holds for memory as it is now, and memory is left like that.
+    launch dimensions) are never noise.  What is found holds for memory as it was taken (``Memory.begin``, ``moved``),
+    and memory is left like that.
+
+    ``live`` are places of words that were not harmless in other graphs.  They are tried apart from the rest, which
+    takes fewer trials where graphs are alike, and proves as much; this graph's are added.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
         return words
     plain = partial(replay_with, graph.params)
-    memory.begin([plain])
+    memory.adopt([plain])
+    memory.restore()
     plain()
     memory.note_plain(set())
+    live = set() if live is None else live
 
     # Gently first: the values that the engine itself gave the words at other times.  Only what none of these disturbs
     # is overwritten with bits that would send an index or a pointer astray.
     def survivors(chosen: np.ndarray, how: str, values: Bytes) -> np.ndarray:
-        return _Perturbation(memory, graph, values, replay_with, journal, how).survivors(chosen)
+        return _Perturbation(memory, graph, values, replay_with, journal, how, live).survivors(chosen)
 
     places = span_bytes(words["offset"], words["width"]) - graph.param_start()
-    if not np.any([other[places] != graph.params[places] for other in others], axis=0).all():
+    given = [other[places] for other in others]
+    if not np.any([values != graph.params[places] for values in given], axis=0).all():
         raise UsageError("a byte to perturb is equal in all captures: a kernel may read it, so do not suspect it")
-    for number, other in enumerate(others):
-        words = survivors(words, f"as in capture {number}", other)
+    for number, (other, values) in enumerate(zip(others, given, strict=True)):
+        # A capture that has what another has in all the words says nothing new.
+        if not any(np.array_equal(values, earlier) for earlier in given[:number]):
+            words = survivors(words, f"as in capture {number}", other)
     wild = graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8)
     words = np.sort(survivors(words, "at random", wild), order="offset")
     memory.restore()
@@ -132,35 +164,54 @@ class _Perturbation:
     replay_with: Callable[[np.ndarray], None]
     journal: Journal
     how: str
+    live: set[int]
 
     def survivors(self, words: np.ndarray) -> np.ndarray:
         """Tries all at once, then halves; place by place where several at once were fatal before."""
         together = self.journal.here("noise", repr(self.graph.key), self.how, "several")
         left = self.journal.here("noise", repr(self.graph.key), self.how, "left")
-        words = np.concatenate([words[:0], *(g for key, g in self._by_place(words) if key not in self.journal)])
+        if self.journal.fatal:
+            words = np.concatenate([words[:0], *(g for key, g in self._by_place(words) if key not in self.journal)])
         if not len(words):
             return words
         if together not in self.journal:
             if self._harmless(together, words):
                 return words
-            kept = self._halved(together, words)
+            kept = self._apart(together, words)
         else:
             tried = [g if self._harmless(key, g) else self._halved(key, g) for key, g in self._by_place(words)]
             kept = np.concatenate(tried)
         return kept if len(kept) == 0 or self._harmless(left, kept) else kept[:0]
+
+    def _apart(self, key: tuple[Any, ...], words: np.ndarray) -> np.ndarray:
+        """What survives of words that are not harmless together: those where others were live, and the rest."""
+        places = self._places(words)
+        known = np.isin(places, list(self.live))
+        parts = [p for p in (words[~known], words[known]) if len(p)]
+        if len(parts) == 1:
+            kept = self._halved(key, words)
+        else:
+            kept = np.concatenate([p if self._harmless(key, p) else self._halved(key, p) for p in parts])
+        self.live.update(places[~np.isin(words["offset"], kept["offset"])].tolist())
+        return kept
 
     def _by_place(self, words: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
         """Words of one meaning, the same bytes of one function's parameters, and the key of their trial.
 
         Launches find other words, so that those of one place are what the journal can know.
         """
-        nodes, within = self.graph.nodes_at(words["offset"])
-        places = np.stack([self.graph.nodes["function"][nodes].astype(np.int64), within], axis=1)
-        distinct, group = np.unique(places, axis=0, return_inverse=True)
+        if not len(words):
+            return []
+        distinct, group = np.unique(self._places(words), return_inverse=True)
         order = np.argsort(group, kind="stable")
         parts = np.split(words[order], np.flatnonzero(np.diff(group[order])) + 1)
-        keys = [("noise", self.how, f"byte {byte} of function {function}") for function, byte in distinct.tolist()]
-        return list(zip(keys, parts, strict=True)) if len(words) else []
+        keys = [("noise", self.how, f"byte {place & _BYTE} of function {place >> 32}") for place in distinct.tolist()]
+        return list(zip(keys, parts, strict=True))
+
+    def _places(self, words: np.ndarray) -> np.ndarray:
+        """A number for the function and the byte of its parameters, int64 [words]."""
+        nodes, within = self.graph.nodes_at(words["offset"])
+        return np.asarray(self.graph.nodes["function"][nodes].astype(np.int64) << 32 | within)
 
     def _halved(self, key: tuple[Any, ...], words: np.ndarray) -> np.ndarray:
         """What survives of words that are not harmless together."""

@@ -9,6 +9,7 @@ What does not fit there is *bare*: a replay must not write it, since nothing cou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +94,8 @@ class Side(Protocol):
     def owns(self, address: int) -> bool: ...
     def take(self) -> bool: ...
     def adopt(self) -> None: ...
+    def move(self) -> None: ...
+    def move_back(self) -> None: ...
     def movable(self, address: int) -> bool: ...
     def restore(self) -> None: ...
     def mutate(self, addresses: Iterable[int], mutation: Mutation) -> None: ...
@@ -107,6 +110,7 @@ class HostSide:
     def __init__(self, hook: _hook.Hook, ranges: Sequence[tuple[int, int]], addressed: Addressed) -> None:
         self._hook, self._ranges, self._addressed = hook, dict(ranges), addressed
         self._start: dict[int, Bytes] = {}
+        self._taken: dict[int, Bytes] = {}
         self._plain: dict[int, Bytes] = {}
 
     def owns(self, address: int) -> bool:
@@ -118,6 +122,12 @@ class HostSide:
 
     def adopt(self) -> None:
         pass  # everything is kept
+
+    def move(self) -> None:
+        self._taken, self._start = self._start, self._read()
+
+    def move_back(self) -> None:
+        self._start, self._taken = self._taken, {}
 
     def movable(self, address: int) -> bool:
         return not self._addressed.any_in(self._start[address])
@@ -152,6 +162,17 @@ class HostSide:
         return {a: self._hook.download(a, n) for a, n in self._ranges.items()}
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """How chunks start that start otherwise for the time being."""
+
+    chunks: Index
+    start: npt.NDArray[np.uint64]
+    kept: npt.NDArray[np.uint64]
+    word: npt.NDArray[np.uint64]
+    pointers: npt.NDArray[np.bool_]
+
+
 class DeviceSide:
     """Device memory, by chunks."""
 
@@ -167,6 +188,7 @@ class DeviceSide:
         self._kept = np.zeros(count, np.uint64)  # address of the copy, 0 if there is none
         self._plain_kept = np.zeros(count, np.uint64)
         self._bare = self._pointers = np.zeros(count, bool)
+        self._taken: _Taken | None = None
         self._kernels = MemoryKernels()
         self._starts, self._plains = Pool(room), Pool(room)
         self._kernels.watch(self._chunks)
@@ -202,6 +224,32 @@ class DeviceSide:
         self._bare[written] = False
         self._start[written] = self._now[written]
         self._pointers[written] = True  # they may be there: only their bytes can tell
+
+    def move(self) -> None:
+        survey = self._kernels.survey(*self._addressed.bounds)
+        self._now = survey.digest.copy()
+        moved = np.flatnonzero(survey.digest != self._start)
+        if self._bare[moved].any():
+            self._refuse(moved[self._bare[moved]], "another state")
+        columns = (self._start[moved], self._kept[moved], self._word[moved], self._pointers[moved])
+        self._taken = _Taken(moved, *columns)
+        self._start[moved], self._word[moved] = survey.digest[moved], survey.first[moved]
+        self._kept[moved], self._pointers[moved] = 0, survey.pointers[moved]
+        mixed = moved[survey.mixed[moved]]
+        slots = self._starts.take(len(mixed))
+        if len(slots) < len(mixed):
+            self._refuse(mixed[len(slots) :], "another state")
+        self._keep(mixed, slots)
+
+    def move_back(self) -> None:
+        taken = self._taken
+        if taken is None:
+            return
+        kept = self._kept[taken.chunks]
+        self._starts.give(kept[kept != 0])
+        self._start[taken.chunks], self._kept[taken.chunks] = taken.start, taken.kept
+        self._word[taken.chunks], self._pointers[taken.chunks] = taken.word, taken.pointers
+        self._taken = None
 
     def movable(self, address: int) -> bool:
         mine = self._of[address]
@@ -289,10 +337,10 @@ class DeviceSide:
         rows["from"], rows["word"] = source, word
         return rows
 
-    def _refuse(self, lost: Index) -> None:
+    def _refuse(self, lost: Index, what: str = "a replay") -> None:
         chunk = self._chunks[lost[0]]
         raise StateLost(
-            f"a replay wrote {len(lost)} chunks of {CHUNK} bytes, the first at {int(chunk['address']):#x}, and cannot "
+            f"{what} wrote {len(lost)} chunks of {CHUNK} bytes, the first at {int(chunk['address']):#x}, and cannot "
             f"be undone, since {int(self._bare.sum())} chunks with content found no room beside the engine's memory: "
             "give the control run more free device or host memory, or a smaller KV cache"
         )
@@ -317,6 +365,7 @@ class Memory:
         device += [(int(w["address"]), int(w["bytes"])) for w in windows[windows["rank"] != rank]]
         self.ranges: list[tuple[int, int]] = [*device, *host]
         addressed = Addressed(np.concatenate([allocations, _as_allocations(windows)]))
+        self._whole = True
         self._sides: list[Side] = [HostSide(hook, host, addressed)] if host else []
         if device:
             self._sides.append(DeviceSide(hook, device, addressed, room))
@@ -327,12 +376,36 @@ class Memory:
         ``replays`` are all that will be run, plain: they say what has to be kept where there is no room for all.
         """
         kept = [side.take() for side in self._sides]
-        if not all(kept):
+        self._whole = all(kept)
+        self.adopt(replays)
+
+    def adopt(self, replays: Iterable[Callable[[], None]]) -> None:
+        """Says what else will be run, plain, from now on; does nothing where there was room for all."""
+        if not self._whole:
             for replay in replays:
+                self.restore()
                 replay()
                 for side in self._sides:
                     side.adopt()
-                self.restore()
+            self.restore()
+
+    @contextmanager
+    def moved(self, change: Callable[[], None]) -> Iterator[None]:
+        """Inside, every replay starts from what ``change`` makes of the memory that ``begin`` took.
+
+        It costs one look at all memory and copies of the chunks that ``change`` writes.  Raises ``StateLost`` if there
+        is no room for these.
+        """
+        self.restore()
+        change()
+        try:
+            for side in self._sides:
+                side.move()
+            yield
+        finally:
+            for side in self._sides:
+                side.move_back()
+        self.restore()
 
     def movable(self, addresses: Iterable[int]) -> set[int]:
         """Those of ``addresses`` that are watched, can be put back and hold no addresses of memory."""

@@ -8,6 +8,7 @@ arena holds.  The capture perturbs each suspect and replays; if outputs stay the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +75,9 @@ def noise_candidates(
     for half in HALVES:
         suspect |= np.where(moved & half != 0, differs & half, 0).astype(np.uint8)
     rows = [_no_words(0)]
-    for number in np.unique(words.block).tolist():
-        mine = words.block == number
+    places = np.searchsorted(words.block, np.arange(len(view.blocks) + 1)).tolist()  # words ascend by block
+    for number, (begin, end) in enumerate(pairwise(places)):
+        mine = slice(begin, end)
         chosen = positions_of(words.offset[mine], suspect[mine])
         rows.append(_runs(number, chosen))
     return np.concatenate(rows)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from cuda.bindings import driver
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
-from foundryd.errors import ArchiveFormatError, DriverCallFailed
+from foundryd.errors import ArchiveFormatError, DriverCallFailed, UsageError
 from foundryd.session.driver import call
 
 
@@ -73,6 +73,7 @@ class BuiltGraph:
     """A graph that the hook built, and its executable while it has one.
 
     The graph stays for as long as this does, so that an executable that was given away costs no second building.
+    ``changeable`` keeps what ``set_kernel_params`` needs.
     """
 
     def __init__(
@@ -87,12 +88,26 @@ class BuiltGraph:
         instantiate_flags: int = 0,
         *,
         instantiate: bool = True,
+        changeable: bool = False,
     ) -> None:
         self._hook = hook
         self._flags = instantiate_flags
         self._executable: Any = None
+        self._change: Callable[[np.ndarray, np.ndarray], None] | None = None
         arrays = _hook.GraphArrays(nodes=nodes, edges=edges, attributes=attributes, params=params, children=[])
-        self._graph: int | None = hook.build_graph(arrays, functions, comm_graphs)
+        self._graph: int | None
+        if changeable:
+            self._graph, made = hook.build_graph_and_nodes(arrays, functions, comm_graphs)
+
+            def change(changed: np.ndarray, which: np.ndarray) -> None:
+                parts = _hook.GraphArrays(
+                    nodes=nodes, edges=edges[:0], attributes=attributes, params=changed, children=[]
+                )
+                hook.set_kernel_params(int(self._executable), parts, functions, made, which)
+
+            self._change = change
+        else:
+            self._graph = hook.build_graph(arrays, functions, comm_graphs)
         if instantiate:
             try:
                 self.instantiate()
@@ -125,6 +140,17 @@ class BuiltGraph:
             return False
         self._executable, other._executable = other._executable, None
         return True
+
+    def set_kernel_params(self, params: np.ndarray, which: np.ndarray) -> None:
+        """Gives the kernels at the places ``which`` of the executable what ``params`` has for them, for later launches.
+
+        Everything else of a node stays as it was built (rows ``exec.set_kernel_params``, ``exec.keeps_attributes`` and
+        ``exec.set_behind_programmatic`` of the conformance tests).  Raises ``DriverCallFailed`` if the driver refuses
+        one; some of them have changed then.
+        """
+        if self._change is None or self._executable is None:
+            raise UsageError("a graph without an executable, or that was not built changeable: build it so")
+        self._change(params, which.astype(np.uint32))
 
     def launch(self, stream: int) -> None:
         """Launches on ``stream``; does not wait."""

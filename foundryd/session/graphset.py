@@ -139,7 +139,9 @@ class GraphSet:
         """What an adapter wants to find again when it restores: scalars, lists and dicts."""
         return {}
 
-    def finish(self, vary: Callable[[int], None] | None = None) -> None:
+    def finish(
+        self, vary: Callable[[int], None] | None = None, vary_graph: Callable[[Any, int], None] | None = None
+    ) -> None:
         """Ends the loop: writes the recording when capturing; when restoring, starts to build in the background.
 
         ``vary(seed)`` puts the engine's inputs and KV cache into another valid state, with the same content for the
@@ -147,10 +149,15 @@ class GraphSet:
         what it starts may still run when it returns.  Only a control run calls it, between proofs, and leaves the
         engine in the last of these states.  Without it the proofs hold for memory as it is now, and a value that
         matters only later (a scale of attention while one position is cached) can pass for noise.
+
+        ``vary_graph(key, seed)`` adds what only the graph ``key`` can replay with, such as a schedule that one buffer
+        holds for one batch size.  It is called under the same terms whenever the proofs come to that graph, with memory
+        as ``vary(seed)`` left it; what it writes is taken back before another graph's turn.  Memory as it is when this
+        is called has to do for every graph.
         """
         self._finished = True
         if self._recorder is not None:
-            self._write_recording(vary)
+            self._write_recording(vary, vary_graph)
         elif self._session is not None:
             self._session.start_background()
 
@@ -202,7 +209,9 @@ class GraphSet:
         here = machine_identity(self._providers, local_rank=self._settings.local_rank)
         self._recorder = Recorder(self._hook, self._settings, here.fields)
 
-    def _write_recording(self, vary: Callable[[int], None] | None) -> None:
+    def _write_recording(
+        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
+    ) -> None:
         from foundryd.capture.control import Trials, prove
         from foundryd.capture.journal import Journal, read_strays
         from foundryd.capture.recording import load, save
@@ -217,7 +226,7 @@ class GraphSet:
             graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
+            trials = Trials(Journal(self._settings.journal), vary, vary_graph, read_strays(self._settings.strays))
             modules = self._recorder.module_ids
             recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
         save(recording, self._settings.recording)

@@ -74,16 +74,44 @@ GraphArrays read_graph(const Hook &hook, uint64_t graph) {
   return copy_graph(*read);
 }
 
-uint64_t build_graph(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
-                     const std::vector<uint64_t> &comm_graphs) {
+std::vector<void *> handles(const std::vector<uint64_t> &values) {
+  std::vector<void *> out;
+  out.reserve(values.size());
+  for (const uint64_t value : values) out.push_back(handle(value));
+  return out;
+}
+
+void *build(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
+            const std::vector<uint64_t> &comm_graphs, fdy_buffer *nodes) {
   const GraphView view(arrays, 0);
   const fdy_graph graph = view.graph();
-  std::vector<void *> comm;
-  for (const uint64_t g : comm_graphs) comm.push_back(handle(g));
+  const std::vector<void *> comm = handles(comm_graphs);
   void *built = nullptr;
   hook.call(hook->build_graph, &graph, functions.data(), static_cast<uint64_t>(functions.size()),
-            static_cast<void *const *>(comm.data()), static_cast<uint64_t>(comm.size()), &built);
-  return reinterpret_cast<uintptr_t>(built);
+            static_cast<void *const *>(comm.data()), static_cast<uint64_t>(comm.size()), &built, nodes);
+  return built;
+}
+
+uint64_t build_graph(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
+                     const std::vector<uint64_t> &comm_graphs) {
+  return reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, nullptr));
+}
+
+py::tuple build_graph_and_nodes(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
+                                const std::vector<uint64_t> &comm_graphs) {
+  Buffer nodes(hook);
+  const auto built = reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, nodes.out()));
+  static_assert(sizeof(void *) == sizeof(uint64_t));
+  return py::make_tuple(built, copy_array<uint64_t>(nodes));
+}
+
+void set_kernel_params(const Hook &hook, uint64_t executable, const GraphArrays &arrays,
+                       const Array<uint64_t> &functions, const Array<uint64_t> &nodes, const Array<uint32_t> &which) {
+  const GraphView view(arrays, 0);
+  const fdy_graph graph = view.graph();
+  hook.call(hook->set_kernel_params, handle(executable), &graph, functions.data(),
+            static_cast<uint64_t>(functions.size()), reinterpret_cast<void *const *>(nodes.data()),
+            static_cast<uint64_t>(nodes.size()), which.data(), static_cast<uint64_t>(which.size()));
 }
 
 }  // namespace
@@ -108,6 +136,10 @@ void define_graphs(py::module_ &m, HookClass &hook) {
   hook.def("read_graph", &read_graph, py::arg("graph"))
       .def("build_graph", &build_graph, py::arg("graph"), py::arg("functions"),
            py::arg("comm_graphs") = std::vector<uint64_t>())
+      .def("build_graph_and_nodes", &build_graph_and_nodes, py::arg("graph"), py::arg("functions"),
+           py::arg("comm_graphs") = std::vector<uint64_t>())
+      .def("set_kernel_params", &set_kernel_params, py::arg("executable"), py::arg("graph"), py::arg("functions"),
+           py::arg("nodes"), py::arg("which"))
       .def(
           "destroy_graph", [](const Hook &h, uint64_t graph) { h.call(h->destroy_graph, handle(graph)); },
           py::arg("graph"));

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -59,6 +59,12 @@ class Device:
         return int(call("cuMemGetInfo")[1]) - int(call("cuMemGetInfo")[0])
 
 
+def found_dead(memory: Memory, replays: Sequence[Callable[[], None]], candidates: set[int]) -> set[int]:
+    """What is dead with memory as it is now."""
+    memory.begin(replays)
+    return prove_dead(memory, replays, candidates)
+
+
 def written_before_read(d: Device) -> Any:
     a, b, c = (d.add(name, "graph") for name in "abc")
     d.add("out", "io")
@@ -68,7 +74,7 @@ def written_before_read(d: Device) -> Any:
         d.write("out", d.read("a") + d.read("b"))
 
     with Memory(d.hook) as memory:
-        return d.names(prove_dead(memory, [graph], {a, b, c}))
+        return d.names(found_dead(memory, [graph], {a, b, c}))
 
 
 def partly_written(d: Device) -> Any:
@@ -84,7 +90,7 @@ def partly_written(d: Device) -> Any:
         d.write("out", d.read("b", 1, SIZE - 1), at=SIZE - 1)
 
     with Memory(d.hook) as memory:
-        return d.names(prove_dead(memory, [graph], {a, b}))
+        return d.names(found_dead(memory, [graph], {a, b}))
 
 
 def only_alone(d: Device) -> Any:
@@ -97,7 +103,7 @@ def only_alone(d: Device) -> Any:
         d.write("out", np.full(SIZE, all(moved), np.uint8))
 
     with Memory(d.hook) as memory:
-        return len(prove_dead(memory, [graph], {a, b}))
+        return len(found_dead(memory, [graph], {a, b}))
 
 
 def any_order_of_graphs(d: Device) -> Any:
@@ -113,7 +119,7 @@ def any_order_of_graphs(d: Device) -> Any:
 
     graphs: list[Callable[[], None]] = [writes_a, reads_a_writes_b]
     with Memory(d.hook) as memory:
-        return [d.names(prove_dead(memory, order, {a, b})) for order in (graphs, graphs[::-1])]
+        return [d.names(found_dead(memory, order, {a, b})) for order in (graphs, graphs[::-1])]
 
 
 def an_index_is_never_nonsense(d: Device) -> Any:
@@ -129,7 +135,7 @@ def an_index_is_never_nonsense(d: Device) -> Any:
         d.write("out", d.read("out", 4), at=4 * (index % 100))
 
     with Memory(d.hook) as memory:
-        return [d.names(prove_dead(memory, [graph], {a})), seen[1] <= SIZE // 4]
+        return [d.names(found_dead(memory, [graph], {a})), seen[1] <= SIZE // 4]
 
 
 def addresses_are_not_tried(d: Device) -> Any:
@@ -138,7 +144,7 @@ def addresses_are_not_tried(d: Device) -> Any:
     d.write("a", np.array([b + 5], np.uint64), at=CHUNK + 8)
     d.write("b", np.array([a + SIZE + 100], np.uint64), at=8)  # between allocations
     with Memory(d.hook) as memory:
-        return d.names(prove_dead(memory, [lambda: None], {a, b, c}))
+        return d.names(found_dead(memory, [lambda: None], {a, b, c}))
 
 
 def everything_is_put_back(d: Device) -> Any:
@@ -158,7 +164,7 @@ def everything_is_put_back(d: Device) -> Any:
         d.write("pinned", np.full(9, count[0], np.uint8), at=10)
 
     with Memory(d.hook) as memory:
-        prove_dead(memory, [graph, graph], {a, b})
+        found_dead(memory, [graph, graph], {a, b})
     return [bool((d.read(name, len(data)) == data).all()) for name, data in before.items()]
 
 
@@ -174,7 +180,7 @@ def big_and_sparse(d: Device) -> Any:
         d.write("kv", d.read("a"), at=BIG // 2)
 
     with Memory(d.hook) as memory:
-        dead = d.names(prove_dead(memory, [graph], {a}))
+        dead = d.names(found_dead(memory, [graph], {a}))
         taken = d.used() - before
     whole = d.read("kv", BIG)
     return [dead, taken < BIG // 8, int((whole != 0).sum()), d.used() - before]
@@ -199,7 +205,7 @@ def wild_write_into_sameness(d: Device) -> Any:
     """The mutated replay writes a chunk that no plain one wrote: the range is alive and the chunk is put back."""
     graph, a = _wild(d, None)
     with Memory(d.hook) as memory:
-        dead = d.names(prove_dead(memory, [graph], {a}))
+        dead = d.names(found_dead(memory, [graph], {a}))
     return [dead, int(d.read("kv", 8 * CHUNK).any())]
 
 
@@ -209,7 +215,7 @@ def wild_write_into_content(d: Device) -> Any:
     graph, a = _wild(d, content)
     before = d.read("kv", 8 * CHUNK)
     with Memory(d.hook, room=lambda: (0, 1 << 24)) as memory:
-        dead = d.names(prove_dead(memory, [graph], {a}))
+        dead = d.names(found_dead(memory, [graph], {a}))
     return [dead, bool((d.read("kv", 8 * CHUNK) == before).all())]
 
 
@@ -218,7 +224,7 @@ def wild_write_without_room(d: Device) -> Any:
     graph, a = _wild(d, d.draw.integers(0, 256, CHUNK, np.uint8))
     with Memory(d.hook, room=_scarce(4)) as memory:
         try:
-            return d.names(prove_dead(memory, [graph], {a}))
+            return d.names(found_dead(memory, [graph], {a}))
         except FoundrydError as error:
             return [error.reason, str(error)]
 
@@ -245,7 +251,7 @@ def room_goes_to_what_replays_write(d: Device) -> Any:
         d.write("kv", np.full(CHUNK, 4, np.uint8), at=14 * CHUNK + CHUNK // 2)
 
     with Memory(d.hook, room=_scarce(8)) as memory:
-        dead = d.names(prove_dead(memory, [graph], {a}))
+        dead = d.names(found_dead(memory, [graph], {a}))
     after = d.read("kv", 16 * CHUNK)
     return [dead, bool((after[: 14 * CHUNK] == before[: 14 * CHUNK]).all())]
 
@@ -270,9 +276,55 @@ def noise_in_one_state_only(d: Device) -> Any:
     with Memory(d.hook) as memory:
         for state in (0, 1):
             d.write("kv", np.full(SIZE, state, np.uint8))
+            memory.begin([])
             proven = prove_noise(memory, graph, rows, [graph.params ^ 1], replay_with, np.random.default_rng(0))
             found.append((proven["offset"] - graph.param_start()).tolist())
     return found
+
+
+def each_graph_in_its_own_state(d: Device) -> Any:
+    """A schedule in one buffer is for one graph; without one a graph does nothing, with another's it goes astray."""
+    a, b = d.add("a", "graph"), d.add("b", "graph")
+    d.add("schedule", "io", zero=True)
+    d.add("out", "io")
+    with arena("host"):
+        d.at["pinned"] = int(call("cuMemHostAlloc", 4096, 0))
+    d.write("pinned", np.zeros(4096, np.uint8))
+    before = {name: d.read(name, 4096) for name in d.at}
+    seen: set[tuple[int, int, int]] = set()
+
+    def graph(i: int) -> None:
+        plan, pinned = (int(d.read(name, 4).view(np.uint32)[0]) for name in ("schedule", "pinned"))
+        seen.add((i, plan, pinned))
+        d.write("b", np.full(SIZE, 3, np.uint8))
+        if plan:
+            d.write("out", d.read("a" if i == 1 else "b"))
+
+    def schedule(i: int) -> None:
+        d.write("schedule", np.full(SIZE // 4, i + 1, np.uint32))
+        d.write("pinned", np.full(4, i + 1, np.uint32))
+
+    replays = [partial(graph, i) for i in range(3)]
+    with Memory(d.hook) as memory:
+        memory.begin(replays)
+        resting = d.names(prove_dead(memory, replays, {a, b}))
+        rested, _ = set(seen), seen.clear()
+        working = d.names(prove_dead(memory, replays, {a, b}, state_of=lambda i: memory.moved(partial(schedule, i))))
+    left = all((d.read(name, 4096) == data).all() for name, data in before.items())
+    return [resting, working, sorted(rested), sorted(seen), bool(left)]
+
+
+def a_state_without_room(d: Device) -> Any:
+    """What a state of one graph writes must find room, too."""
+    d.add("a", "graph", CHUNK)
+    d.add("kv", "kv", 8 * CHUNK, zero=True)
+    with Memory(d.hook, room=_scarce(1)) as memory:
+        memory.begin([])
+        try:
+            with memory.moved(lambda: d.write("kv", d.draw.integers(0, 256, 8 * CHUNK, np.uint8))):
+                return None
+        except FoundrydError as error:
+            return [error.reason, str(error)]
 
 
 def snapshots_are_given_back(d: Device) -> Any:
@@ -280,7 +332,7 @@ def snapshots_are_given_back(d: Device) -> Any:
     before = d.used()
     for _ in range(3):
         with Memory(d.hook, room=free_room) as memory:
-            prove_dead(memory, [lambda: d.write("a", np.full(SIZE, 1, np.uint8))], {a})
+            found_dead(memory, [lambda: d.write("a", np.full(SIZE, 1, np.uint8))], {a})
     return d.used() - before
 
 
@@ -298,7 +350,7 @@ def seconds_for_gigabytes(d: Device) -> Any:
 
     begin = perf_counter()
     with Memory(d.hook) as memory:
-        dead = prove_dead(memory, [partial(graph, i) for i in range(64)], set(d.at.values()) - {d.at["kv"]})
+        dead = found_dead(memory, [partial(graph, i) for i in range(64)], set(d.at.values()) - {d.at["kv"]})
     return [len(dead), perf_counter() - begin]
 
 
@@ -308,7 +360,7 @@ SCENES = {
         written_before_read, partly_written, only_alone, any_order_of_graphs, an_index_is_never_nonsense,
         addresses_are_not_tried, everything_is_put_back, big_and_sparse, wild_write_into_sameness,
         wild_write_into_content, wild_write_without_room, room_goes_to_what_replays_write, noise_in_one_state_only,
-        snapshots_are_given_back, seconds_for_gigabytes,
+        each_graph_in_its_own_state, a_state_without_room, snapshots_are_given_back, seconds_for_gigabytes,
     )
 }  # fmt: skip
 

@@ -36,6 +36,11 @@ class HostMemory:
         self.bytes[address][:] = data
 
 
+def found_dead(memory, replays, candidates):
+    memory.begin(replays)
+    return prove_dead(memory, replays, candidates)
+
+
 A, B, C, D, E, OUT = (0x1000 * (i + 1) for i in range(6))
 
 
@@ -47,7 +52,7 @@ def test_dead_is_what_is_written_before_it_is_read():
         device.bytes[A][:] = 7
         device.bytes[OUT][:] = device.bytes[A] + device.bytes[B]
 
-    assert prove_dead(memory, [scratch], {A, B, C}) == {A, C}
+    assert found_dead(memory, [scratch], {A, B, C}) == {A, C}
 
 
 def test_a_range_is_alive_if_any_graph_reads_it():
@@ -60,7 +65,7 @@ def test_a_range_is_alive_if_any_graph_reads_it():
     def second():
         device.bytes[OUT][:] = device.bytes[A]
 
-    assert prove_dead(memory, [first, second], {A}) == set()
+    assert found_dead(memory, [first, second], {A}) == set()
 
 
 def test_a_partly_overwritten_range_is_alive_where_the_rest_is_read():
@@ -71,7 +76,7 @@ def test_a_partly_overwritten_range_is_alive_where_the_rest_is_read():
         device.bytes[A][:32] = 0
         device.bytes[OUT][:] = device.bytes[A]
 
-    assert prove_dead(memory, [graph], {A}) == set()
+    assert found_dead(memory, [graph], {A}) == set()
 
 
 def test_ranges_that_are_harmless_only_alone_are_not_dead_together():
@@ -82,13 +87,13 @@ def test_ranges_that_are_harmless_only_alone_are_not_dead_together():
         moved = [not np.array_equal(device.bytes[x], np.arange(i, i + 64, dtype=np.uint8)) for i, x in ((0, A), (1, B))]
         device.bytes[OUT][:] = all(moved)
 
-    assert len(prove_dead(memory, [graph], {A, B})) < 2
+    assert len(found_dead(memory, [graph], {A, B})) < 2
 
 
 def test_memory_is_afterwards_as_it_was():
     device = HostMemory()
     before = {a: d.copy() for a, d in device.bytes.items()}
-    prove_dead(Memory(device), [lambda: device.bytes[OUT].fill(3)], {A, B})
+    found_dead(Memory(device), [lambda: device.bytes[OUT].fill(3)], {A, B})
     assert all((device.bytes[a] == before[a]).all() for a in before)
 
 
@@ -106,8 +111,9 @@ def member(words, nodes=1):
     return Graph(("g",), nodes, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
 
 
-def prove(*arguments):
-    return [(int(word["offset"]), int(word["width"])) for word in prove_noise(*arguments)]
+def prove(memory, *arguments):
+    memory.begin([])
+    return [(int(word["offset"]), int(word["width"])) for word in prove_noise(memory, *arguments)]
 
 
 @pytest.mark.parametrize("used", [(), (1,), (0, 2)])

@@ -122,6 +122,21 @@ def test_a_word_can_be_noise_in_one_state_and_not_in_another(scene):
     assert scene("noise_in_one_state_only") == [[0, 8], [8]]
 
 
+def test_every_graph_is_proven_in_a_state_of_its_own(scene):
+    resting, working, rested, worked, put_back = scene("each_graph_in_its_own_state")
+    assert resting == ["a", "b"]
+    assert working == ["b"]
+    assert rested == [[i, 0, 0] for i in range(3)]
+    assert worked == [[i, i + 1, i + 1] for i in range(3)]
+    assert put_back
+
+
+def test_a_state_of_one_graph_that_finds_no_room_ends_the_control_run(scene):
+    reason, message = scene("a_state_without_room")
+    assert reason == "state_lost"
+    assert message.startswith("another state wrote")
+
+
 def test_snapshots_give_their_memory_back(scene, slack):
     assert scene("snapshots_are_given_back") <= slack
 

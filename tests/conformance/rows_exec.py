@@ -131,6 +131,20 @@ def keeps_attributes(x: Bench) -> Any:
     ]
 
 
+@row("exec.set_behind_programmatic")
+def set_behind_programmatic(x: Bench) -> Any:
+    """New parameters for the kernels at both ends of an edge with data."""
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    graph = x.captured(lambda s: (ok(x.add(s)), ok(x.add_with_attributes(s, [attribute])), ok(x.add(s))))
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    got = [code(cu.cuGraphExecKernelNodeSetParams(executable, n, x.kernel_params(value=10))) for n in x.nodes(graph)]
+    x.clear(x.words, 64)
+    x.launch(executable)
+    return [got, x.read(x.words)]
+
+
 @row("exec.change_in_flight")
 def change_in_flight(x: Bench) -> Any:
     """A change does not reach launches that are already enqueued."""

@@ -28,6 +28,9 @@ def loaded(self, *arguments):
 model.Kernels.__init__ = loaded
 if sys.argv[1] == "still":
     engine.Engine._vary = None
+if sys.argv[1] == "by-graph":
+    finish = engine.GraphSet.finish
+    engine.GraphSet.finish = lambda self, vary: finish(self, vary_graph=lambda key, seed: vary(seed))
 sys.exit(worker.main(sys.argv[2:]))
 """
 
@@ -45,8 +48,9 @@ def test_it_passes_for_noise_where_memory_has_one_state(e2e, tmp_path):
     assert capture(e2e, tmp_path, "still").code == 0
 
 
-def test_it_is_refused_where_the_engine_can_vary_its_state(e2e, tmp_path):
-    done = capture(e2e, tmp_path, "varied")
+@pytest.mark.parametrize("states", ["varied", "by-graph"])
+def test_it_is_refused_where_the_engine_can_vary_its_state(e2e, tmp_path, states):
+    done = capture(e2e, tmp_path, states)
     assert done.code != 0
     assert "attend" in done.err
     assert not (tmp_path / "noisy.foundry").exists()

@@ -177,14 +177,16 @@ class GraphSet(graphset.GraphSet):
             generators=generators,
         )
 
-    def _write_recording(self, vary: Callable[[int], None] | None) -> None:
+    def _write_recording(
+        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
+    ) -> None:
         if self._hook is not None:
             self._bound.require_in_arenas(self._hook.allocations())
         # What nothing uses any more need not be held.
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        super()._write_recording(vary)
+        super()._write_recording(vary, vary_graph)
 
     def _examine(self, recording: Recording) -> None:
         # A buffer that the engine updates, but made outside of arenas, is the one mistake that nothing else shows.

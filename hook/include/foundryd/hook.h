@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define FDY_HOOK_ABI 3
+#define FDY_HOOK_ABI 4
 
 typedef enum fdy_status {
   FDY_OK = 0,
@@ -143,9 +143,13 @@ typedef struct fdy_hook {
   int (*read_graph)(void *graph, fdy_graph **out);
   void (*free_graph)(fdy_graph *graph);
   // Builds a CUgraph.  `functions[i]` is the handle for node.function == i; `comm_graphs[g]` is the small graph
-  // (from comm_reissue) for node.comm_group == g.
+  // (from comm_reissue) for node.comm_group == g.  `nodes`, if not NULL, becomes the CUgraphNode of each node.
   int (*build_graph)(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
-                     void *const *comm_graphs, uint64_t comm_graph_count, void **out);
+                     void *const *comm_graphs, uint64_t comm_graph_count, void **out, fdy_buffer *nodes);
+  // Gives the kernel nodes at the places `which` of an executable (CUgraphExec) of a built graph the parameters that
+  // they have in `graph`; `nodes` are from build_graph.  On failure those before the one that failed are changed.
+  int (*set_kernel_params)(void *executable, const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
+                           void *const *nodes, uint64_t node_count, const uint32_t *which, uint64_t which_count);
   // Frees a CUgraph that build_graph or comm_reissue made.
   int (*destroy_graph)(void *graph);
 

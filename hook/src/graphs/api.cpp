@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the fdy_hook table that is about graphs.
+#include <vector>
+
 #include "graphs/build.h"
 #include "graphs/made.h"
 #include "graphs/read.h"
 #include "interpose/concepts.h"
+#include "support/buffer.h"
 #include "support/error.h"
 
 namespace foundryd::graphs {
@@ -26,11 +29,31 @@ void api_free_graph(fdy_graph *graph) {
 }
 
 int api_build_graph(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
-                    void *const *comm_graphs, uint64_t comm_graph_count, void **out) {
+                    void *const *comm_graphs, uint64_t comm_graph_count, void **out, fdy_buffer *nodes) {
   return guard_api([&] {
     require(graph && out, "the graph or the result");
     require((functions || function_count == 0) && (comm_graphs || comm_graph_count == 0), "an array of handles");
-    *out = build_graph(*graph, {functions, function_count}, {comm_graphs, comm_graph_count});
+    std::vector<CUgraphNode> made;
+    CUgraph built = build_graph(*graph, {functions, function_count}, {comm_graphs, comm_graph_count},
+                                nodes == nullptr ? nullptr : &made);
+    try {
+      if (nodes != nullptr) fill_buffer(nodes, made);
+    } catch (...) {
+      destroy_made_graph(built);
+      throw;
+    }
+    *out = built;
+  });
+}
+
+int api_set_kernel_params(void *executable, const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
+                          void *const *nodes, uint64_t node_count, const uint32_t *which, uint64_t which_count) {
+  return guard_api([&] {
+    require(executable && graph, "the executable or the graph");
+    require((functions || function_count == 0) && (nodes || node_count == 0) && (which || which_count == 0),
+            "an array of handles or places");
+    set_kernel_params(static_cast<CUgraphExec>(executable), *graph, {functions, function_count}, {nodes, node_count},
+                      {which, which_count});
   });
 }
 
@@ -44,6 +67,7 @@ void fill(fdy_hook &table) {
   table.read_graph = api_read_graph;
   table.free_graph = api_free_graph;
   table.build_graph = api_build_graph;
+  table.set_kernel_params = api_set_kernel_params;
   table.destroy_graph = api_destroy_graph;
 }
 

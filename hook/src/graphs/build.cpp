@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graphs/build.h"
 
-#include <algorithm>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -12,10 +10,10 @@
 #include "graphs/attributes.h"
 #include "graphs/creation.h"
 #include "graphs/edges.h"
+#include "graphs/kernel_node.h"
 #include "graphs/made.h"
 #include "graphs/splice.h"
 #include "graphs/validate.h"
-#include "modules/functions.h"
 #include "support/driver.h"
 #include "support/error.h"
 
@@ -25,13 +23,14 @@ namespace {
 class Builder {
  public:
   Builder(std::span<const uint64_t> functions, std::span<void *const> comm_graphs)
-      : functions_(functions), comm_graphs_(comm_graphs), layouts_(functions.size()) {
+      : kernels_(functions), comm_graphs_(comm_graphs) {
     FDY_CU(cuCtxGetCurrent, &context_);
     if (context_ == nullptr)
       throw Error(FDY_ERROR_STATE, "no context is current on this thread: make the engine's current before building");
   }
 
-  GraphOwner build(const fdy_graph &source) {
+  // `nodes`, if not NULL, becomes the node for each of `source`.
+  GraphOwner build(const fdy_graph &source, std::vector<CUgraphNode> *nodes = nullptr) {
     GraphOwner graph = create_graph();
     std::vector<CUgraphNode> bodies;
     std::vector<Edge> edges;
@@ -56,6 +55,7 @@ class Builder {
     // An edge of the graph may say again what the order of a communicator says; its own data counts, and that is last.
     add_edges(graph.get(), without_doubles(std::move(edges)));
     Creations::get().note(graph.get(), made);
+    if (nodes != nullptr) *nodes = std::move(bodies);
     return graph;
   }
 
@@ -67,7 +67,7 @@ class Builder {
     CUgraphNode out = nullptr;
     switch (node.type) {
       case FDY_NODE_KERNEL:
-        return add_kernel(graph, source, node, params);
+        return add_kernel(graph, source, node);
       case FDY_NODE_MEMCPY: {
         CUDA_MEMCPY3D_v2 copy;
         std::memcpy(&copy, params, sizeof copy);
@@ -91,49 +91,10 @@ class Builder {
     }
   }
 
-  CUgraphNode add_kernel(CUgraph graph, const fdy_graph &source, const fdy_node &node, const uint8_t *bytes) {
-    const uint64_t handle = functions_[node.function];
-    const modules::ParamLayout &layout = layout_of(node.function);
-    const std::span<const fdy_attribute> attributes(source.attributes + node.attribute_first, node.attribute_count);
-    CUDA_KERNEL_NODE_PARAMS_v2 params{};
-    params.func = reinterpret_cast<CUfunction>(static_cast<uintptr_t>(handle));
-    params.gridDimX = node.grid[0];
-    params.gridDimY = node.grid[1];
-    params.gridDimZ = node.grid[2];
-    params.blockDimX = node.block[0];
-    params.blockDimY = node.block[1];
-    params.blockDimZ = node.block[2];
-    params.sharedMemBytes = node.shared_bytes;
-
-    const bool fits = node.param_kind == FDY_PARAM_LIST    ? node.param_bytes == layout.bytes
-                      : node.param_kind == FDY_PARAM_EXTRA ? node.param_bytes <= layout.bytes
-                                                           : layout.fields.empty() && node.param_bytes == 0;
-    if (!fits)
-      throw Error(FDY_ERROR_INVALID,
-                  "a node has %u bytes of parameters of kind %u for function %u, which takes %u: the "
-                  "archive's function is another one",
-                  node.param_bytes, node.param_kind, node.function, layout.bytes);
-
-    // The driver copies parameters from where they lie.  It only reads them, though its types do not say so.
-    auto *block = const_cast<uint8_t *>(bytes);
-    size_t size = node.param_bytes;
-    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
-    // It refuses a cooperative kernel with `extra`; a list must point into a whole block.
-    if (node.param_kind == FDY_PARAM_LIST || (node.param_kind == FDY_PARAM_EXTRA && is_cooperative(attributes))) {
-      if (size < layout.bytes) {
-        padded_.assign(layout.bytes, 0);
-        std::copy(bytes, bytes + size, padded_.begin());
-        block = padded_.data();
-      }
-      list_.clear();
-      for (const fdy_field &field : layout.fields) list_.push_back(block + field.offset);
-      params.kernelParams = list_.data();
-    } else if (node.param_kind == FDY_PARAM_EXTRA) {
-      params.extra = extra;
-    }
+  CUgraphNode add_kernel(CUgraph graph, const fdy_graph &source, const fdy_node &node) {
     CUgraphNode out = nullptr;
-    FDY_CU(cuGraphAddKernelNode_v2, &out, graph, nullptr, 0, &params);
-    write_attributes(out, attributes);
+    FDY_CU(cuGraphAddKernelNode_v2, &out, graph, nullptr, 0, &kernels_.params_of(source, node));
+    write_attributes(out, attributes_of(source, node));
     return out;
   }
 
@@ -152,30 +113,33 @@ class Builder {
     return spliced.body;
   }
 
-  const modules::ParamLayout &layout_of(uint32_t number) {
-    std::shared_ptr<const modules::ParamLayout> &layout = layouts_[number];
-    if (!layout)
-      layout = modules::known_layout(reinterpret_cast<CUfunction>(static_cast<uintptr_t>(functions_[number])));
-    return *layout;
-  }
-
-  std::span<const uint64_t> functions_;
+  KernelNodes kernels_;
   std::span<void *const> comm_graphs_;
   CUcontext context_ = nullptr;
-  std::vector<std::shared_ptr<const modules::ParamLayout>> layouts_;  // by function, once it was needed
-  std::vector<void *> list_;                                          // of one node, kept for its memory
-  std::vector<uint8_t> padded_;                                       // likewise
   std::set<CUgraph> small_;
 };
 
 }  // namespace
 
-CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs) {
+CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
+                    std::vector<CUgraphNode> *nodes) {
   validate(graph, functions, comm_graphs);
   Builder builder(functions, comm_graphs);
-  GraphOwner built = builder.build(graph);
+  GraphOwner built = builder.build(graph, nodes);
   MadeGraphs::get().add_built(built.get(), builder.small_graphs());
   return built.release();
+}
+
+void set_kernel_params(CUgraphExec executable, const fdy_graph &graph, std::span<const uint64_t> functions,
+                       std::span<void *const> nodes, std::span<const uint32_t> which) {
+  if (nodes.size() != graph.node_count)
+    throw Error(FDY_ERROR_INVALID, "the graph has %llu nodes and %zu were built: pass those that build_graph gave",
+                static_cast<unsigned long long>(graph.node_count), nodes.size());
+  for (const uint32_t i : which) validate_kernel(i, graph, functions);
+  KernelNodes kernels(functions);
+  for (const uint32_t i : which)
+    FDY_CU(cuGraphExecKernelNodeSetParams_v2, executable, static_cast<CUgraphNode>(nodes[i]),
+           &kernels.params_of(graph, graph.nodes[i]));
 }
 
 }  // namespace foundryd::graphs

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "foundryd/hook.h"
 #include "support/cuda.h"
@@ -11,8 +12,15 @@
 namespace foundryd::graphs {
 
 // Builds a graph from arrays, which may come from anywhere: they are validated first.  Needs a current context.  The
-// result belongs to MadeGraphs; on failure nothing is left.
-CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs);
+// result belongs to MadeGraphs; on failure nothing is left.  `nodes`, if not NULL, becomes the driver's node for each
+// of `graph`; for a placeholder the one that others depend on.
+CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
+                    std::vector<CUgraphNode> *nodes = nullptr);
+
+// Gives the kernels `which` of an executable of a built graph the parameters that they have in `graph`, whose nodes are
+// those that it was built from.  Throws Error; what came before the failure is changed then.
+void set_kernel_params(CUgraphExec executable, const fdy_graph &graph, std::span<const uint64_t> functions,
+                       std::span<void *const> nodes, std::span<const uint32_t> which);
 
 }  // namespace foundryd::graphs
 

@@ -126,21 +126,36 @@ void check_edges(const fdy_graph &graph) {
                 twice->second);
 }
 
-}  // namespace
-
-void validate(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
-              int depth) {
-  if (depth > kMaximumDepth)
-    throw Error(FDY_ERROR_INVALID, "child graphs nest more than %d deep: the graph is damaged", kMaximumDepth);
+void check_arrays(const fdy_graph &graph) {
   if ((graph.node_count != 0 && graph.nodes == nullptr) || (graph.edge_count != 0 && graph.edges == nullptr) ||
       (graph.attribute_count != 0 && graph.attributes == nullptr) ||
       (graph.param_bytes != 0 && graph.params == nullptr) || (graph.child_count != 0 && graph.children == nullptr))
     throw Error(FDY_ERROR_INVALID, "an array of the graph is NULL and its count is not 0: pass the array");
   if (graph.node_count > FDY_NONE)
     throw Error(FDY_ERROR_INVALID, "the graph has %llu nodes: it is damaged", static_cast<ull>(graph.node_count));
+}
+
+}  // namespace
+
+void validate(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
+              int depth) {
+  if (depth > kMaximumDepth)
+    throw Error(FDY_ERROR_INVALID, "child graphs nest more than %d deep: the graph is damaged", kMaximumDepth);
+  check_arrays(graph);
   for (uint64_t i = 0; i < graph.node_count; ++i) check_node(i, graph.nodes[i], graph, functions, comm_graphs);
   check_edges(graph);
   for (uint64_t i = 0; i < graph.child_count; ++i) validate(graph.children[i], functions, comm_graphs, depth + 1);
+}
+
+void validate_kernel(uint32_t place, const fdy_graph &graph, std::span<const uint64_t> functions) {
+  check_arrays(graph);
+  if (place >= graph.node_count)
+    throw Error(FDY_ERROR_INVALID, "there is no node %u among %llu: pass places of the graph", place,
+                static_cast<ull>(graph.node_count));
+  const fdy_node &node = graph.nodes[place];
+  if (node.type != FDY_NODE_KERNEL)
+    throw Error(FDY_ERROR_INVALID, "node %u has type %u, which is no kernel: build the graph again", place, node.type);
+  check_node(place, node, graph, functions, {});
 }
 
 }  // namespace foundryd::graphs

@@ -14,6 +14,9 @@ namespace foundryd::graphs {
 void validate(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
               int depth = 0);
 
+// The same for one node, which must be a kernel.
+void validate_kernel(uint32_t place, const fdy_graph &graph, std::span<const uint64_t> functions);
+
 }  // namespace foundryd::graphs
 
 #endif  // FOUNDRYD_HOOK_GRAPHS_VALIDATE_H
