@@ -61,7 +61,7 @@ def policy(path: Path) -> tuple[str, dict[str, str]]:
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
-    return shown["overall_policy"]["name"], shown["external_libs"]
+    return shown["overall_tag"], shown["external_libs"]
 
 
 def smoke(path: Path, *options: str) -> None:
