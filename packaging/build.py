@@ -5,8 +5,8 @@
     python packaging/build.py                                  # for the Python that runs this
     python packaging/build.py python3.11 python3.12 python3.13 # for each of these
 
-Needs a C++20 compiler; nothing on the machine that builds has to be as old as what the wheels run on.  A wheel that needs
-more than manylinux_2_28 gives, or that would have to take a library along, is an error that says which.
+Needs a C++20 compiler; nothing on the machine that builds has to be as old as what the wheels run on.  A wheel that
+needs more than manylinux_2_28 gives, or that would have to take a library along, is an error that says which.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def only(folder: Path, pattern: str) -> Path:
 def repair(wheel: Path, out: Path) -> Path:
     """The wheel with the tag of the platform, which auditwheel gives to those that keep its rules alone."""
     out.mkdir(parents=True, exist_ok=True)
-    run(sys.executable, "-P", "-m", "auditwheel", "repair", "--plat", PLATFORM, "--only-plat", "--wheel-dir", out, wheel)
+    audit = (sys.executable, "-P", "-m", "auditwheel")
+    run(*audit, "repair", "--plat", PLATFORM, "--only-plat", "--wheel-dir", out, wheel)
     name, version, python, abi, _ = wheel.stem.split("-")
     repaired = out / f"{name}-{version}-{python}-{abi}-{PLATFORM}.whl"
     if not repaired.exists():
@@ -64,7 +65,8 @@ def build(pythons: list[str], out: Path) -> list[Path]:
         wheels = []
         for number, python in enumerate(pythons):
             folder = Path(made) / str(number)
-            run(sys.executable, "-P", "-m", "pip", "--python", python, "wheel", "--no-deps", "--wheel-dir", folder, source)
+            pip = (sys.executable, "-P", "-m", "pip", "--python", python)
+            run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, source)
             wheels.append(repair(only(folder, "foundryd-*.whl"), out))
         kept = out / source.name
         kept.write_bytes(source.read_bytes())

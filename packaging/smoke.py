@@ -32,7 +32,7 @@ class Fresh:
         self.folder = folder
         self.programs = folder / "venv/bin"
         self.environment = {k: v for k, v in os.environ.items() if k.startswith(KEPT)}
-        self.environment |= {"PATH": str(self.programs), "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
+        self.environment |= {"PATH": str(self.programs), "HOME": str(folder), "TMPDIR": str(folder)}
         venv.create(folder / "venv", with_pip=True, symlinks=True)
         for name in COMPILERS:
             if shutil.which(name, path=str(self.programs)):

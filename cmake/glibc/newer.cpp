@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the compiler's static runtime takes of a C library newer than 2.28, because the machine that builds has it.  All of
-// it is hidden, and what a library does not use is left out.
+// What the compiler's static runtime takes of a C library newer than 2.28, because the machine that builds has it.  All
+// of it is hidden, and what a library does not use is left out.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/stat.h>

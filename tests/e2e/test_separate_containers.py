@@ -40,7 +40,7 @@ exec unshare --user --map-user={user} --map-group={user} --kill-child --fork -- 
 NAMESPACES = ("user", "mnt", "pid", "ipc", "net", "uts")
 
 # A whole world of the demo; argv: flags of its configuration.
-ENGINE = """
+ENGINE = f"NAMESPACES = {NAMESPACES}" + """
 import argparse, json, os
 from foundryd.demo.config import add_arguments, from_args
 from foundryd.demo.launch import launch_ranks
@@ -49,25 +49,23 @@ add_arguments(parser)
 config = from_args(parser.parse_args(), world=2)
 print(json.dumps({
     "user": os.getuid(),
-    "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in %r},
+    "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES},
     "archive": os.path.exists(os.environ["ARCHIVE_PATH"]),
     "processes": sum(name.isdigit() for name in os.listdir("/proc")),
     "ranks": launch_ranks(config, os.environ, timeout=60.0),
 }))
-""" % (NAMESPACES,)
+"""
 
 
 def container(shared: Path, keep: Mapping[Path, None]) -> list[str]:
     """The command line before a program that puts it into a container with the folder ``shared``."""
-    hidden = [path for path in keep if path.is_relative_to("/tmp") or path.is_relative_to("/run")]
+    hidden = [shlex.quote(str(path)) for path in keep if path.is_relative_to("/tmp")]
     script = CONTAINER.format(
         shared=shlex.quote(str(shared)),
-        keep="\n".join(f"mkdir /run/kept/{i}; mount --rbind {shlex.quote(str(p))} /run/kept/{i}" for i, p in enumerate(hidden)),
-        restore="\n".join(
-            f"mkdir -p {shlex.quote(str(p))}; mount --rbind /run/kept/{i} {shlex.quote(str(p))}" for i, p in enumerate(hidden)
-        ),
+        keep="\n".join(f"mkdir /run/kept/{i}; mount --rbind {path} /run/kept/{i}" for i, path in enumerate(hidden)),
+        restore="\n".join(f"mkdir -p {path}; mount --rbind /run/kept/{i} {path}" for i, path in enumerate(hidden)),
         user=USER,
-    )  # fmt: skip
+    )
     line = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return [*line, "--ipc", "--net", "--uts", "--", "sh", "-c", script, "sh"]
 

@@ -21,12 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ["tests/rankpatch/test_core_agrees_with_numpy.py", "tests/rankpatch/test_core_takes_any_array.py"]
-# Not the hook with the address or the thread sanitizer: those look symbols up with dlsym before they are ready, and
-# then find the hook's, instrumented; and arenas lie where the address sanitizer has its heap.
 TESTS = {
     "undefined": [*CORE, "tests/driver", "tests/hook"],
-    "address": [*CORE, "tests/driver"],
-    "address,undefined": [*CORE, "tests/driver"],
+    "address": [*CORE, "tests/driver", "tests/hook"],
+    "address,undefined": [*CORE, "tests/driver", "tests/hook"],
     "thread": CORE,
 }
 # Memory that is alive at the end is the interpreter's.  An abort is what a test sees as a failure.
@@ -35,6 +33,8 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1",
 }
+# The address sanitizer has its heap where arenas lie by default: they come behind it, and what it keeps there.
+ARENA_BASE = {"address": "0x641000000000", "address,undefined": "0x641000000000"}
 LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}
 
 
@@ -97,6 +97,8 @@ def main() -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")} | OPTIONS
     # Tests that start programs of their own take the second one over.
     env |= {"LD_PRELOAD": first, "SANITIZER_PRELOAD": first, "PYTHONMALLOC": "malloc"}
+    if options.sanitizer in ARENA_BASE:
+        env["SANITIZER_ARENA_BASE"] = ARENA_BASE[options.sanitizer]
     tests = options.tests or TESTS[options.sanitizer]
     run(str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600", *tests, env=env)
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is what the repository has, and its libraries fit into other people's programs and older systems."""
+"""What is installed is what the repository has, and its libraries fit into others' programs and older systems."""
 
 from __future__ import annotations
 
 import fnmatch
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
