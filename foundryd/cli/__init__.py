@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
+from foundryd import __version__
 from foundryd.errors import FoundrydError
 
 _COMMANDS = ("demo", "capture", "run", "start", "stop", "status", "ls", "logs", "verify", "inspect", "doctor")
@@ -20,15 +22,29 @@ def build() -> typer.Typer:
     """The command with all its subcommands; a module may give typer's options for its own in ``OPTIONS``."""
     app = typer.Typer(
         name="foundryd",
-        help="Restore the CUDA graphs of LLM engines instead of capturing them.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_foundryd)
     for name in _COMMANDS:
         module = import_module(f"foundryd.cli.{name}")
         app.command(name, **getattr(module, "OPTIONS", {}))(getattr(module, name))
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"foundryd {__version__}")
+        raise typer.Exit
+
+
+def _foundryd(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Restore the CUDA graphs of LLM engines instead of capturing them."""
 
 
 def main() -> None:

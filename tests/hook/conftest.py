@@ -37,6 +37,9 @@ class Hooked:
         # A sanitizer's library comes first, see tests/project/sanitize.py.
         first = [p for p in os.environ.get("SANITIZER_PRELOAD", "").split(":") if p]
         env["LD_PRELOAD"] = ":".join(str(p) for p in [*first, *([self.hook] if hook else []), *preload])
+        # And arenas lie where it has nothing.
+        if "SANITIZER_ARENA_BASE" in os.environ:
+            env["FOUNDRYD_ARENA_BASE"] = os.environ["SANITIZER_ARENA_BASE"]
         env["LD_LIBRARY_PATH"] = str(self.driver)
         env["PYTHONPATH"] = str(HERE / "child")
         if mode:

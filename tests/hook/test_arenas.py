@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import Any
 
-BASE = 0x600000000000
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 STRIDE = 256 << 30
 GRANULE = 2 << 20
 
@@ -71,7 +72,7 @@ def test_the_choice_of_an_arena_nests_and_belongs_to_the_thread(hooked: Any) -> 
 
         def allocate():
             soft.ok(soft.cu.cuCtxSetCurrent(context))
-            seen.append((soft.malloc(64) - 0x600000000000) >> 38)
+            seen.append((soft.malloc(64) - fdy.BASE) >> 38)
 
         def other():
             thread = threading.Thread(target=allocate)
@@ -206,7 +207,7 @@ def test_managed_memory_is_the_drivers_affair(hooked: Any) -> None:
     import fdyhook as fdy, soft
     soft.start()
     code, address = soft.cu.cuMemAllocManaged(4096, 1)
-    fdy.answer([code.name, 0x600000000000 <= int(address or 0) < 0x618000000000])
+    fdy.answer([code.name, fdy.BASE <= int(address or 0) < fdy.BASE + (6 << 38)])
     """
     assert hooked.python(source, "capture") == hooked.python(source, None)
 
@@ -256,7 +257,7 @@ first = int(soft.ok(cu.cuMemAllocAsync(4096, stream)))
 second = int(soft.ok(cu.cuMemAllocAsync(3 << 20, stream)))
 soft.ok(cu.cuMemFreeAsync(first, stream))
 third = int(soft.ok(cu.cuMemAllocAsync(4096, stream)))
-outside = cu.cuMemFreeAsync(0x600000000000, stream)[0].name
+outside = cu.cuMemFreeAsync(fdy.BASE, stream)[0].name
 graph = soft.ok(cu.cuStreamEndCapture(stream))
 nodes = soft.ok(cu.cuGraphGetNodes(graph, 0))[1]
 soft.ok(cu.cuMemFreeAsync(second, stream))
@@ -307,7 +308,7 @@ def test_an_address_that_is_taken_stops_a_capture_with_a_reason(hooked: Any) -> 
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-    taken = 0x600000000000 + fdy.given() * (256 << 30) + (1 << 30)
+    taken = fdy.BASE + fdy.given() * (256 << 30) + (1 << 30)
     assert libc.mmap(taken, 4096, 0, 0x100022, -1, 0) == taken
     soft.start()
     code, address = soft.cu.cuMemAlloc(4096)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-BASE = 0x600000000000
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 END = BASE + 6 * (256 << 30)
 
 Compile = Callable[..., Path]

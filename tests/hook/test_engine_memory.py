@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-BASE = 0x600000000000
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 STRIDE = 256 << 30
 GRANULE = 2 << 20
 PIECE = 20 << 20
@@ -267,7 +268,7 @@ address = soft.malloc(4 << 20)
 fdy.upload(address, b"still here")
 memory = soft.ok(cu.cuMemCreate(SMALL, properties(), 0))
 codes = [cu.cuMemUnmap(address, 4 << 20)[0].name, cu.cuMemMap(address, SMALL, 0, memory, 0)[0].name,
-         cu.cuMemAddressFree(address, 4 << 20)[0].name, cu.cuMemAddressFree(0x600000000000, 5 * (256 << 30))[0].name]
+         cu.cuMemAddressFree(address, 4 << 20)[0].name, cu.cuMemAddressFree(fdy.BASE, 5 * (256 << 30))[0].name]
 fdy.answer([codes, fdy.download(address, 10).decode()])
 """,
         "capture",
@@ -283,7 +284,7 @@ def test_an_address_that_the_engine_chose_is_its_own(hooked: Any) -> None:
         + """
 soft.start()
 wish = 0x500000000000
-there, taken, inside = reserve(SMALL, wish=wish), reserve(SMALL, wish=wish), reserve(SMALL, wish=0x600000000000)
+there, taken, inside = reserve(SMALL, wish=wish), reserve(SMALL, wish=wish), reserve(SMALL, wish=fdy.BASE)
 memory = soft.ok(cu.cuMemCreate(SMALL, properties(), 0))
 soft.ok(cu.cuMemMap(there, SMALL, 0, memory, 0))
 fdy.answer([there, taken, inside, fdy.allocations()])
@@ -304,7 +305,7 @@ soft.start()
 places = []
 while True:
     code, address = cu.cuMemAddressReserve(TORCH, 0, 0, 0)
-    if code != soft.SUCCESS or not 0x600000000000 <= int(address) < 0x7c0000000000:
+    if code != soft.SUCCESS or not fdy.BASE <= int(address) < fdy.BASE + (28 << 40):
         break
     places.append(int(address))
 reason = fdy.last_error()

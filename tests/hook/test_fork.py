@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-BASE = 0x600000000000
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 
 
 def test_a_child_forked_before_the_first_context_has_arenas_of_its_own(hooked: Any) -> None:

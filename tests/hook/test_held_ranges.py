@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-BASE = 0x600000000000
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 STRIDE = 256 << 30
 GRANULE = 2 << 20
 WEIGHTS, KV, IO, GRAPH, HOST, DEFAULT = 1, 2, 3, 4, 5, 0
@@ -36,7 +37,7 @@ def play(steps):
                     made.append(soft.malloc(size))
         else:
             address = made[step[1]]
-            soft.ok(cu.cuMemFreeHost(address)) if address >= 0x600000000000 + 5 * (256 << 30) else soft.free(address)
+            soft.ok(cu.cuMemFreeHost(address)) if address >= fdy.BASE + 5 * (256 << 30) else soft.free(address)
     return made
 """
 
@@ -46,7 +47,7 @@ RESTORE = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(0x600000000000, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, 256 << 30, recorded)
 soft.start()
 made = play(steps)
 fdy.answer([made, fdy.divergence()])
@@ -135,7 +136,7 @@ HELD = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(0x600000000000, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, 256 << 30, recorded)
 soft.start()
 play(steps)
 before = soft.free_memory()
@@ -189,7 +190,7 @@ def test_an_engine_that_frees_what_graphs_use_is_found_out_and_cannot_hurt_them(
         PLAYER
         + """
 recorded, steps = fdy.given()
-fdy.set_layout(0x600000000000, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, 256 << 30, recorded)
 soft.start()
 made = play(steps)
 fdy.upload(made[1], b"weights!")
@@ -226,12 +227,12 @@ def test_a_layout_is_checked_before_it_is_believed(hooked: Any, recorded: list[l
             except fdy.HookError as error:
                 out.append(error.status)
         for one in bad:
-            attempt(0x600000000000, 256 << 30, one)
+            attempt(fdy.BASE, 256 << 30, one)
         attempt(12345, 256 << 30, [])
-        attempt(0x600000000000, 1 << 60, [])
-        attempt(0x600000000000, 256 << 30, good)
+        attempt(fdy.BASE, 1 << 60, [])
+        attempt(fdy.BASE, 256 << 30, good)
         soft.start()
-        attempt(0x600000000000, 256 << 30, good)
+        attempt(fdy.BASE, 256 << 30, good)
         fdy.answer(out)
         """,
         "restore",
@@ -246,7 +247,7 @@ def test_only_a_restoring_process_takes_a_layout(hooked: Any, mode: str | None) 
         """
         import fdyhook as fdy
         try:
-            fdy.set_layout(0x600000000000, 256 << 30, [])
+            fdy.set_layout(fdy.BASE, 256 << 30, [])
         except fdy.HookError as error:
             fdy.answer(error.status)
         """,
@@ -262,8 +263,8 @@ def test_a_layout_whose_place_is_taken_is_refused_and_the_engine_runs(hooked: An
         libc = ctypes.CDLL(None)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-        assert libc.mmap(0x600000000000, 4096, 0, 0x100022, -1, 0) == 0x600000000000
-        fdy.set_layout(0x600000000000, 256 << 30, fdy.given())
+        assert libc.mmap(fdy.BASE, 4096, 0, 0x100022, -1, 0) == fdy.BASE
+        fdy.set_layout(fdy.BASE, 256 << 30, fdy.given())
         soft.start()
         with fdy.arena(fdy.WEIGHTS):
             address = soft.malloc(1000)
@@ -283,7 +284,7 @@ def test_a_layout_whose_place_is_taken_is_refused_and_the_engine_runs(hooked: An
     assert stderr_free
     assert all(not BASE <= a < BASE + 6 * STRIDE for a in addresses)
     assert [e[0] for e in errors] == ["memory"] * 3
-    assert all("0x600000000000" in e[1] for e in errors)
+    assert all(hex(BASE) in e[1] for e in errors)
 
 
 # --- random sequences -------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ RANDOM_RESTORE = (
     + """
 def run(given):
     recorded, before, after = given
-    fdy.set_layout(0x600000000000, 256 << 30, recorded)
+    fdy.set_layout(fdy.BASE, 256 << 30, recorded)
     soft.start()
     play(before)
     divergence = fdy.divergence()[0]

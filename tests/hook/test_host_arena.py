@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-HOST = 0x600000000000 + 5 * (256 << 30)
+HOST = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0) + 5 * (256 << 30)
 GRANULE = 2 << 20
 
 ALLOCATE = """
@@ -62,7 +63,7 @@ def test_staging_buffers_beyond_the_recording_disturb_nothing(hooked: Any) -> No
         """
         import os, fdyhook as fdy, soft
         recorded = fdy.given()
-        fdy.set_layout(0x600000000000, 256 << 30, recorded)
+        fdy.set_layout(fdy.BASE, 256 << 30, recorded)
         read, write = os.pipe()
         if os.fork() == 0:
             soft.start()

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is what the repository has, and its libraries fit into other people's programs."""
+"""What is installed is what the repository has, and its libraries fit into others' programs and older systems."""
 
 from __future__ import annotations
 
 import fnmatch
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,9 +23,8 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-
 
 # Of the C library.  Nothing else: the C++ runtime is inside, and CUDA and NCCL are found in the process.
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"}
-# Python modules share exceptions with each other, and the software driver with kernels: so the process's own runtime.
-CPP_LIBRARY = C_LIBRARY | {"libstdc++.so.6", "libgcc_s.so.1"}
-SELF_CONTAINED = ("libfoundryd_hook.so", "fake/libnccl.so.2", "soft/libnccl.so.2")
+# The one that wheels run on, as manylinux_2_28 says.
+OLDEST = (2, 28)
 EXPORTS = {
     "libfoundryd_hook.so": r"fdy_hook_api|dlsym|dlvsym|cu[A-Z]\w*|nccl[A-Z]\w*",
     "soft/libcuda.so.1": r"cu[A-Z]\w*|softcuda_\w+",
@@ -57,14 +55,36 @@ def test_every_native_part_is_installed() -> None:
     assert {name.split(".")[0] for name in native() if name not in EXPORTS} == modules
 
 
-@pytest.mark.parametrize("name", sorted(native()))
-def test_libraries_need_nothing_but_the_c_library(name: str) -> None:
-    dynamic = readelf(native()[name], "-d")
+@pytest.fixture
+def images(tmp_path: Path) -> dict[str, Path]:
+    """The shared object in each image for the software driver: it is loaded by the C library too."""
+    out = {}
+    for folder in _native.__path__:
+        for image in sorted(Path(folder).glob("images/*.fatbin")):
+            container = image.read_bytes()
+            out[image.name] = tmp_path / image.name
+            out[image.name].write_bytes(container[container.index(b"\x7fELF") :])
+    return out
+
+
+def check_dependencies(path: Path) -> None:
+    dynamic = readelf(path, "-d")
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
-    assert needed <= (C_LIBRARY if name in SELF_CONTAINED else CPP_LIBRARY)
-    assert needed >= {"libc.so.6"}
+    assert needed <= C_LIBRARY
+    assert needed
     assert not re.findall(r"\((?:RPATH|RUNPATH)\).*", dynamic)
     assert not re.findall(r"\(TEXTREL\)", dynamic)
+
+
+@pytest.mark.parametrize("name", sorted(native()))
+def test_libraries_need_nothing_but_the_c_library(name: str) -> None:
+    check_dependencies(native()[name])
+
+
+def test_images_need_nothing_but_the_c_library(images: dict[str, Path]) -> None:
+    assert len(images) >= 8
+    for path in images.values():
+        check_dependencies(path)
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
@@ -78,31 +98,36 @@ def test_libraries_that_are_preloaded_export_their_interface_alone(name: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(native()))
-def test_libraries_use_the_public_c_library(name: str, record_property: pytest.RecordProperty) -> None:
-    versions = re.findall(r"Name: (GLIBC_\w[\w.]*)", readelf(native()[name], "-V"))
-    assert "GLIBC_PRIVATE" not in versions
-    newest = max(tuple(map(int, version[6:].split("."))) for version in versions if version != "GLIBC_ABI_DT_RELR")
-    record_property("glibc", ".".join(map(str, newest)))
-    running = os.confstr("CS_GNU_LIBC_VERSION")
-    assert running is not None
-    assert newest <= tuple(map(int, running.split()[1].split(".")))
+def test_python_modules_export_their_initialiser_alone(name: str) -> None:
+    if name in EXPORTS:
+        pytest.skip("this one is no Python module")
+    rows = [line.split() for line in readelf(native()[name], "--dyn-syms").splitlines()]
+    exported = {row[7] for row in rows if len(row) > 7 and row[6] != "UND" and row[0] != "Num:"}
+    assert exported == {f"PyInit_{name.split('.')[0]}"}
 
 
-# What the C library had before 2.28, under an older version: in libpthread, libdl, librt or a header, or less exact.
-OLD_FUNCTIONS = re.compile(
-    r"pthread_\w+|__pthread_key_create|dl(open|close|sym|error|addr1?|info)|shm_(open|unlink)|fstat(64)?"
-    r"|__isoc23_\w+|(exp2?|log2?|pow|fmod)f?"
-)
-# Of the compiler's runtime, which takes them where they are: it is that of the machine that builds.
-RUNTIME = {"__libc_single_threaded", "_dl_find_object"}
+# What headers of a newer C library choose in place of an old function; nothing here can choose otherwise.
+CHOSEN = re.compile(r"__isoc23_\w+|fmodf?")
+
+
+def newer(path: Path) -> set[str]:
+    """What a library needs of a C library newer than the oldest that wheels run on."""
+    used = re.findall(r" (\w+)@+GLIBC_(\w[\w.]*)", readelf(path, "--dyn-syms"))
+    assert used
+    assert "PRIVATE" not in {version for _, version in used}
+    return {f"{name}@{version}" for name, version in used if tuple(map(int, version.split(".")))[:2] > OLDEST}
 
 
 @pytest.mark.parametrize("name", sorted(native()))
-def test_only_the_machine_that_builds_keeps_libraries_from_an_older_c_library(name: str) -> None:
-    """Built where the C library is 2.28, as manylinux does, they need nothing newer."""
-    symbols = re.findall(r" (\w+)@(?:GLIBC_(\d+)\.(\d+))", readelf(native()[name], "--dyn-syms"))
-    newer = {symbol for symbol, major, minor in symbols if (int(major), int(minor)) > (2, 28)}
-    assert {symbol for symbol in newer - RUNTIME if not OLD_FUNCTIONS.fullmatch(symbol)} == set()
+def test_libraries_run_on_an_older_c_library(name: str) -> None:
+    """Whatever the machine that builds has; a function that is new here gets a row in cmake/glibc/moved.S."""
+    assert {symbol for symbol in newer(native()[name]) if not CHOSEN.match(symbol)} == set()
+
+
+def test_images_run_on_an_older_c_library(images: dict[str, Path]) -> None:
+    with_versions = [path for path in images.values() if "GLIBC_" in readelf(path, "--dyn-syms")]
+    assert with_versions
+    assert {path.name: symbols for path in with_versions if (symbols := newer(path))} == {}
 
 
 def excluded(path: PurePath, patterns: list[str]) -> bool:

@@ -18,7 +18,7 @@ def run(*command):
 
 
 def test_ruff_finds_nothing():
-    run(sys.executable, "-m", "ruff", "check", "foundryd", "tests")
+    run(sys.executable, "-m", "ruff", "check", "foundryd", "packaging", "tests")
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_types_hold():
 def test_cpp_is_formatted():
     files = [
         str(p)
-        for folder in ("hook", "stubs", "rankpatch", "foundryd")
+        for folder in ("cmake", "hook", "stubs", "rankpatch", "foundryd")
         for p in (ROOT / folder).rglob("*.*")
         if p.suffix in {".cpp", ".h"}
     ]
@@ -40,7 +40,7 @@ def test_cpp_is_formatted():
 def test_no_file_is_too_long_to_read_at_once():
     long = {
         str(p.relative_to(ROOT)): lines
-        for folder in ("foundryd", "hook", "stubs", "rankpatch", "tests")
+        for folder in ("cmake", "foundryd", "hook", "packaging", "stubs", "rankpatch", "tests")
         for p in (ROOT / folder).rglob("*")
         if p.suffix in {".py", ".cpp", ".hpp", ".h"} and (lines := p.read_text().count("\n")) > 500
     }

@@ -90,11 +90,11 @@ bool in_front(const void *caller) noexcept {
 // version, for dlsym is what it defines itself.  That is this hook's, whose exports have no version: the C library
 // passes it over.
 void *next_lookup(void *handle, const char *name, const void *caller) noexcept {
-  if (handle != RTLD_NEXT || !name || mode() == FDY_MODE_OFF) return nullptr;
-  void *own = !std::strcmp(name, "dlsym")    ? reinterpret_cast<void *>(&::dlsym)
-              : !std::strcmp(name, "dlvsym") ? reinterpret_cast<void *>(&::dlvsym)
-                                             : nullptr;
-  return own && in_front(caller) ? own : nullptr;
+  if (handle != RTLD_NEXT || !name) return nullptr;
+  void *own = same(name, "dlsym")    ? reinterpret_cast<void *>(&::dlsym)
+              : same(name, "dlvsym") ? reinterpret_cast<void *>(&::dlvsym)
+                                     : nullptr;
+  return own && mode() != FDY_MODE_OFF && in_front(caller) ? own : nullptr;
 }
 
 }  // namespace

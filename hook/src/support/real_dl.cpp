@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 
 namespace foundryd {
 namespace {
@@ -54,10 +53,16 @@ void *defined_in(const dl_phdr_info &object, const char *name) {
   for (;; ++at) {
     const uint32_t link = chains[at - first];
     const ElfW(Sym) &symbol = tables.symbols[at];
-    if ((link | 1) == (hash | 1) && symbol.st_shndx != SHN_UNDEF && !std::strcmp(tables.strings + symbol.st_name, name))
+    if ((link | 1) == (hash | 1) && symbol.st_shndx != SHN_UNDEF && same(tables.strings + symbol.st_name, name))
       return reinterpret_cast<void *>(object.dlpi_addr + symbol.st_value);
     if (link & 1) return nullptr;
   }
+}
+
+bool starts_with(const char *text, const char *start) {
+  for (; *start && *text == *start; ++text, ++start) {
+  }
+  return !*start;
 }
 
 struct Search {
@@ -69,9 +74,10 @@ struct Search {
 int look(dl_phdr_info *object, size_t, void *data) {
   auto &search = *static_cast<Search *>(data);
   if (!object->dlpi_name) return 0;
-  const char *slash = std::strrchr(object->dlpi_name, '/');
-  const char *file = slash ? slash + 1 : object->dlpi_name;
-  if (std::strncmp(file, "libc.so", 7) != 0 && std::strncmp(file, "libdl.so", 8) != 0) return 0;
+  const char *file = object->dlpi_name;
+  for (const char *at = file; *at; ++at)
+    if (*at == '/') file = at + 1;
+  if (!starts_with(file, "libc.so") && !starts_with(file, "libdl.so")) return 0;
   search.found = defined_in(*object, search.name);
   return search.found != nullptr;
 }

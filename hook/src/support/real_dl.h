@@ -13,6 +13,13 @@ using DlvsymFn = void *(*)(void *handle, const char *name, const char *version);
 DlsymFn real_dlsym() noexcept;
 DlvsymFn real_dlvsym() noexcept;
 
+// Whether two names are the same.  Lookups come before a sanitizer's library has its own strcmp.
+inline bool same(const char *a, const char *b) noexcept {
+  for (; *a && *a == *b; ++a, ++b) {
+  }
+  return *a == *b;
+}
+
 // Whether an address lies in the hook library.
 bool within_hook(const void *address) noexcept;
 

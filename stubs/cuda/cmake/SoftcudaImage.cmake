@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   softcuda_add_image(NAME name SOURCES a.cpp ... [DEFINITIONS A=1 ...] [INCLUDES dir ...] [NO_INSTALL])
+#   softcuda_add_image(NAME name SOURCES a.cpp ... [DEFINITIONS A=1 ...] [INCLUDES dir ...] [NO_INSTALL] [EXCEPTIONS])
 #
 # Builds kernels for the software driver into images/name.fatbin: a fat-binary container around a shared object with
 # the same bytes wherever it is built.  The container's path is the target property SOFTCUDA_FATBIN of
-# softcuda_image_<name>_fatbin.
+# softcuda_image_<name>_fatbin.  With EXCEPTIONS kernels may throw, which fails their launch; the image then has a C++
+# runtime of its own, which is 90 KB.
 set(_softcuda_root ${CMAKE_CURRENT_LIST_DIR}/..)
 
 function(softcuda_add_image)
-  cmake_parse_arguments(IMAGE "NO_INSTALL" "NAME" "SOURCES;DEFINITIONS;INCLUDES" ${ARGN})
+  cmake_parse_arguments(IMAGE "NO_INSTALL;EXCEPTIONS" "NAME" "SOURCES;DEFINITIONS;INCLUDES" ${ARGN})
   set(target softcuda_image_${IMAGE_NAME})
   add_library(${target} MODULE ${IMAGE_SOURCES})
   set_target_properties(${target} PROPERTIES
@@ -21,6 +22,12 @@ function(softcuda_add_image)
     -ffile-prefix-map=${PROJECT_SOURCE_DIR}=. -ffile-prefix-map=${CMAKE_BINARY_DIR}=build)
   target_link_options(${target} PRIVATE -Wl,--build-id=none -Wl,-s -Wl,-z,now -Wl,-z,defs
     -Wl,-z,start-stop-visibility=hidden)
+
+  if(IMAGE_EXCEPTIONS)
+    foundryd_static_runtime(${target})
+  else()
+    target_compile_options(${target} PRIVATE -fno-exceptions)
+  endif()
 
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/images/${IMAGE_NAME}.fatbin)
   set(wrap ${_softcuda_root}/cmake/wrap_image.py)

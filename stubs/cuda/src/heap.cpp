@@ -145,8 +145,14 @@ uint64_t footprint(uint64_t bytes, bool shareable) {
 }
 
 // Arbitrary places are below the fixed bases that programs like to reserve, and above small numbers.
+#ifdef __SANITIZE_THREAD__
+// The thread sanitizer knows of few addresses.
+constexpr uint64_t kLowest = 0x7e8000000000;
+constexpr uint64_t kHighest = 0x7f0000000000;
+#else
 constexpr uint64_t kLowest = uint64_t{0x20} << 40;
 constexpr uint64_t kHighest = uint64_t{0x5e} << 40;
+#endif
 
 }  // namespace
 

@@ -208,7 +208,7 @@ void run_kernel(const KernelWork &work) {
       for (unsigned x = 0; x < work.grid[0]; ++x) {
         launch.index = {x, y, z};
         if (!shared.empty()) std::memset(shared.data(), 0xcb, work.shared_bytes);
-        invoke(launch, work.arguments->pointers.data());
+        require(invoke(launch, work.arguments->pointers.data()), CUDA_ERROR_LAUNCH_FAILED);
       }
     }
   }

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+# Where the arenas lie unless a test says otherwise.
+BASE = int(os.environ.get("FOUNDRYD_ARENA_BASE", "0x600000000000"), 0)
 ARENAS = ("default", "weights", "kv", "io", "graph", "host")
 DEFAULT, WEIGHTS, KV, IO, GRAPH, HOST = range(6)
 KINDS = ("none", "size", "extra", "missing", "lifetime", "address")

@@ -36,7 +36,7 @@ class Nccl:
     def init(self, size: int, rank: int, unique: bytes = bytes(128)) -> Communicator:
         handle = c.c_void_p()
         self("ncclCommInitRank", c.byref(handle), size, UniqueId.from_buffer_copy(unique), rank)
-        return Communicator(self, handle.value or 0)
+        return Communicator(self, handle)
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -52,17 +52,18 @@ def _stream(stream: Any) -> c.c_void_p:
 class Communicator:
     """Collectives of 64-bit words."""
 
-    def __init__(self, nccl: Nccl, handle: int) -> None:
-        self.nccl, self.handle = nccl, handle
+    def __init__(self, nccl: Nccl, place: c.c_void_p) -> None:
+        # In a group NCCL writes to this place when the group ends, so it is kept.
+        self.nccl, self._handle = nccl, place
 
     @property
-    def _handle(self) -> c.c_void_p:
-        return c.c_void_p(self.handle)
+    def handle(self) -> int:
+        return self._handle.value or 0
 
     def split(self, color: int, key: int) -> Communicator:
         out = c.c_void_p()
         self.nccl("ncclCommSplit", self._handle, color, key, c.byref(out), None)
-        return Communicator(self.nccl, out.value or 0)
+        return Communicator(self.nccl, out)
 
     def destroy(self) -> None:
         self.nccl("ncclCommDestroy", self._handle)

@@ -31,7 +31,9 @@ struct Launch {
   void *shared;  // dynamic shared memory of this block, poisoned
 };
 
-using Invoke = void (*)(const Launch &, void *const *params);
+// Whether the body came to its end: one that throws fails the launch.  No exception leaves the image, which has a C++
+// runtime of its own.
+using Invoke = bool (*)(const Launch &, void *const *params) noexcept;
 
 struct KernelEntry {
   const char *name;
@@ -49,7 +51,7 @@ struct ImageTable {
   const KernelEntry *const *end;
 };
 
-inline constexpr uint32_t kImageAbi = 1;
+inline constexpr uint32_t kImageAbi = 2;
 
 namespace detail {
 
@@ -82,10 +84,20 @@ struct Kernel<Body> {
   static void call(void *const *params, std::index_sequence<I...>) {
     Body(*static_cast<A *>(params[I])...);
   }
-  static void invoke(const Launch &launch, void *const *params) {
+  static bool invoke(const Launch &launch, void *const *params) noexcept {
     current = &launch;
+    bool ended = true;
+#ifdef __cpp_exceptions
+    try {
+      call(params, std::index_sequence_for<A...>{});
+    } catch (...) {
+      ended = false;
+    }
+#else
     call(params, std::index_sequence_for<A...>{});
+#endif
     current = nullptr;
+    return ended;
   }
   static constexpr KernelEntry entry(const char *name) {
     using L = Layout<A...>;
