@@ -243,10 +243,16 @@ def _confirm(merged: Merge, held_out: Sequence[int], runs: Runs) -> dict[int, He
     return mismatches
 
 
+def _code_differs(recordings: Sequence[Recording]) -> bool:
+    return len({tuple(module.digest for module in recording.modules) for recording in recordings}) > 1
+
+
 def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, Sampling]:
     """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
         runs.run_all(sampling.ranks)
+        for rank in sampling.ranks:
+            runs.run_like(rank, runs.recordings[sampling.ranks[0]])  # one that came late may still have had cold caches
         recordings = [runs.recordings[rank] for rank in sampling.ranks]
         witnesses = [rank for rank in suspects.witnesses if rank not in sampling.ranks]
         suspects.add(unruled(recordings, sampling.members), recordings[0])
@@ -258,6 +264,11 @@ def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, 
         except UnexplainedWord as error:
             if control.proofs is not None and control.proofs.varied and suspects.add(error.strays, recordings[0]):
                 runs.progress(f"{len(error.strays)} words follow no rule and may be garbage: {error}")
+                continue
+            if _code_differs(recordings) and len(sampling.ranks) < len(sampling.members):
+                # Their images are needed anyhow, and a compiler that tunes for each rank may choose other launches.
+                runs.progress(f"all {len(sampling.members)} ranks are sampled, for their code differs: {error}")
+                sampling = sampling.extended(sampling.members)
                 continue
             if error.proof_failed or not runs.repeat(sampling.ranks):
                 raise

@@ -112,6 +112,11 @@ def squares(launch: Launch) -> dict[str, int]:
     return {"own": launch.rank**2}
 
 
+def tuned(launch: Launch) -> dict[str, object]:
+    """Code that each rank compiles for itself in its first launch, and a kernel's grid that its compiler chose."""
+    return cold(launch) | {"image": b"an image of rank %d" % launch.rank, "grid": (32, 64, 16)[launch.rank**2 % 3]}
+
+
 def cold(launch: Launch) -> dict[str, int]:
     """Each rank's first launch compiles, and allocates for it."""
     return {"compiled": int(launch.time == 1)}
@@ -147,7 +152,7 @@ SCRIPTS = {
     f.__name__: f
     for f in (
         few_values, surprise, settled, late, beside, scratch, scratch_and_garbage, scratch_and_surprise, read,
-        read_when_sampled, stack, wanted, squares, cold, fatal, outside, failing, forgetful,
+        read_when_sampled, stack, wanted, squares, tuned, cold, fatal, outside, failing, forgetful,
     )
 }  # fmt: skip
 VARIED = ("settled", "late", "scratch_and_garbage", "stack", "wanted")  # can put themselves into other states
@@ -162,10 +167,13 @@ def recording(
     compiled: int = 0,
     left: object = 0,
     filled: Sequence[int] = (),
+    image: bytes = b"an image",
+    grid: int = 1,
 ) -> Recording:
     node = np.zeros(1, _hook.node_dtype)
     node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 17 + UNREAD
     node["grid"] = node["block"] = node["param_kind"] = 1
+    node["grid"][:, 0] = grid
     params = np.zeros(432, np.uint8)
     params[:16] = np.array([100 + rank, 1 | garbage << 8, own, 0], "<u4").view(np.uint8)
     params[16 : 17 + UNREAD] = left
@@ -177,7 +185,7 @@ def recording(
     return Recording(
         variant=str(mesh), world=mesh.world, rank=rank, identity={}, arena_base=BASE, arena_stride=STRIDE,
         allocations=allocations, graphs=[graph], functions=[ix.Function(0, "k", 17 + UNREAD, FIELDS, [])],
-        modules=[ModuleRecord(0, b"an image")], symbols=[], relocations=np.zeros(0, _rankpatch.relocation_dtype),
+        modules=[ModuleRecord(0, image)], symbols=[], relocations=np.zeros(0, _rankpatch.relocation_dtype),
         communicators=[], comm_ops=np.zeros(0, _hook.comm_op_dtype), contents=contents,
     )  # fmt: skip
 

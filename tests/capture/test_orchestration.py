@@ -6,14 +6,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from foundryd._native import _hook
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import violations
 from foundryd.capture import runs
 from foundryd.capture.orchestrate import capture
 from foundryd.capture.runs import CaptureSpec
 from foundryd.errors import CaptureError, UnexplainedContent, UnexplainedWord
+from foundryd.rankpatch.plan import compute_plan
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 SAMPLED = [0, 1, 2, 3, 7]  # of eight ranks
@@ -152,6 +155,26 @@ def test_what_the_rank_decides_and_outputs_depend_on_is_refused(captured):
         captured("wanted")
     assert captured.launched() == [*SAMPLED, 1, *SAMPLED, 1]
     assert not captured.archive.exists()
+
+
+def test_launches_that_follow_code_of_each_rank_are_known_of_all_ranks(captured):
+    """A compiler that tunes what it makes for one rank may choose other launch dimensions: no rule can tell which."""
+    result, launched, said = captured("tuned")
+    assert result.captured == list(range(8))
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, 4, 5, 6, 4, 5, 6, 1]
+    assert [line for line in said if line.startswith("all 8 ranks are sampled, for their code differs: ")]
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+        (variant,) = reader.index.variants
+        assert len(set(variant.modules[0].by_rank)) == 8
+        (template,) = variant.templates
+        parts = [reader.array(section, np.uint8) for section in (template.nodes, template.params)]
+        grids = []
+        for rank in range(8):
+            block = np.concatenate(parts)
+            compute_plan(reader, variant.name, rank).apply(0, block)
+            grids.append(int(block[: len(parts[0])].view(_hook.node_dtype)["grid"][0, 0]))
+    assert grids == [(32, 64, 16)[rank**2 % 3] for rank in range(8)]
 
 
 def test_a_rank_that_surprises_joins_the_samples_and_another_is_held_out(captured):

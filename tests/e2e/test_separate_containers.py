@@ -40,7 +40,9 @@ exec unshare --user --map-user={user} --map-group={user} --kill-child --fork -- 
 NAMESPACES = ("user", "mnt", "pid", "ipc", "net", "uts")
 
 # A whole world of the demo; argv: flags of its configuration.
-ENGINE = f"NAMESPACES = {NAMESPACES}" + """
+ENGINE = (
+    f"NAMESPACES = {NAMESPACES}"
+    + """
 import argparse, json, os
 from foundryd.demo.config import add_arguments, from_args
 from foundryd.demo.launch import launch_ranks
@@ -55,6 +57,7 @@ print(json.dumps({
     "ranks": launch_ranks(config, os.environ, timeout=60.0),
 }))
 """
+)
 
 
 def container(shared: Path, keep: Mapping[Path, None]) -> list[str]:
