@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd.engines.vllm import v0_22  # noqa: E402
+from foundryd.engines.vllm.vary import schedules  # noqa: E402
 from foundryd.errors import (  # noqa: E402
     ArchiveFormatError,
     CaptureError,
@@ -62,6 +63,12 @@ def test_a_capture_records_each_batch_once_in_the_order_of_vllm_after_a_warm_up(
     assert manager._graphs_captured
     assert list(manager.graphs) == manager._capture_descs[vllm.compilation.CUDAGraphMode.FULL]
     assert graphs().vary is not None
+    graphs().vary(1)
+    [schedule] = schedules(worker.model_runner).values()
+    assert not schedule.any()
+    for n in (4, 2, 1):
+        graphs().vary_graph(("FULL", n, n, 1), 1)
+        assert schedule[4 : 4 + n].tolist() == [1] * n  # a token of each request
 
 
 def test_a_recorded_worker_computes_what_a_native_one_does(vllm):
