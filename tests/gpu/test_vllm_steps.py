@@ -239,6 +239,21 @@ def test_each_round_is_compared_with_natives_of_that_round(script):
     assert (row["again_ratio"], row["native"], row["restored"]) == (1.0, 2.0, 4.0)
 
 
+@pytest.mark.parametrize(
+    ("captured", "heldout", "verdict", "words"),
+    [
+        ([0, 1, 2, 3, 7], [5], "ok", "predicted ranks [5]"),
+        ([0, 1, 2, 3, 7], [4, 5, 6], "ok", "predicted ranks [4, 5, 6]"),
+        ([0, 1, 2, 3, 5, 7], [4], "failed", "did not predict ranks [5]"),
+        (list(range(8)), [], "failed", "every rank was captured"),
+    ],
+)
+def test_a_rank_that_joined_the_samples_was_not_predicted(script, captured, heldout, verdict, words):
+    row = script("steps").predicted({"captured_ranks": captured, "heldout_ranks": heldout}, [5], 8)
+    assert row["verdict"] == verdict
+    assert words in row["detail"]
+
+
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
