@@ -45,7 +45,11 @@ REFUSALS = {
     "memory": (lambda s: s.changed(gpu_memory_utilization=0.06), "identity", "vllm.gpu_memory_utilization is "),
     "kv": (lambda s: s.changed(kv_cache_memory_bytes=2 * GIB), "identity", "vllm.kv_cache_memory_bytes is "),
     "blocks": (lambda s: s.changed(num_gpu_blocks_override=500), "identity", "vllm.num_gpu_blocks_override is "),
-    "attention": (lambda s: s.changed(attention_backend="TRITON_ATTN"), "identity", "vllm.attention_backend is "),
+    "attention": (
+        lambda s: s.changed(attention_config={"backend": "TRITON_ATTN"}),
+        "identity",
+        "vllm.attention_backend is ",
+    ),
     "runner": (
         lambda s: s.changed(environment={"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}),
         "engine_unsupported",
