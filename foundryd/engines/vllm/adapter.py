@@ -257,12 +257,16 @@ class Adapter:
         self.report.graphs = len(self.captured)
         return self._graphs.capture_or_restore(key, fn, warmups=0)
 
-    def finish(self, vary: Callable[[int], None]) -> None:
-        """After the last graph: writes the recording, or lets the background begin."""
-        if self._graphs is None:
-            return
-        with self.guarded():
-            self._graphs.finish(vary if self.capturing else None)
+    def write(self, vary: Callable[[int], None], vary_graph: Callable[[Any, int], None]) -> None:
+        """After the last graph that was captured: writes the recording; see ``GraphSet.finish``."""
+        assert self._graphs is not None
+        self._graphs.finish(vary, vary_graph)
+
+    def start_background(self) -> None:
+        """After the last graph that was restored: lets the background begin."""
+        if self._graphs is not None:
+            with self.guarded():
+                self._graphs.finish()
 
     def publish(self) -> None:
         """Says how the worker started."""

@@ -188,12 +188,13 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
             with adapter.guarded():
                 adapter.bind(filled(runner))
         used = real(runner)
-        if adapter.active:
+        if adapter.active and adapter.capturing:
             with torch.inference_mode():  # as the worker's own steps
-                states = States(runner)
-                if adapter.capturing:
-                    states.rest()
-                adapter.finish(states.enter)
+                states = States(runner, adapter.captured)
+                states.rest()
+                adapter.write(states.enter, states.enter_for)
+        elif adapter.active:
+            adapter.start_background()
     return used
 
 

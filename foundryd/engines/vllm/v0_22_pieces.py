@@ -78,8 +78,10 @@ def _record(wrapper: Any, batch: Any, capture: Capture, arguments: Any, named: A
         output = wrapper.runnable(*arguments, **named)
         # What the last piece returns nobody else's graph reads, so its memory may be another graph's.
         outputs.append(module.weak_ref_tensors(output) if wrapper.cudagraph_options.weak_ref_output else output)
-        return module.weak_ref_tensors(output)
+        return {"output": module.weak_ref_tensors(output), "inputs": inputs}
 
+    # Where vLLM logs for debugging, it compares these with each replay's.
+    inputs = [argument.data_ptr() for argument in arguments if hasattr(argument, "data_ptr")]
     index = int(wrapper.runnable.piecewise_compile_index)
     graph, kept = capture(key_of(index, batch.num_tokens), fn)
     _enter(wrapper, batch, graph, kept)
@@ -87,12 +89,14 @@ def _record(wrapper: Any, batch: Any, capture: Capture, arguments: Any, named: A
     return outputs.pop()
 
 
-def give(wrapper: Any, tokens: int, graph: Any, outputs: Any) -> None:
-    """Lets a wrapper have a restored graph for so many tokens."""
+def give(wrapper: Any, tokens: int, graph: Any, kept: Any) -> None:
+    """Lets a wrapper have a restored graph for so many tokens; ``kept`` is what was recorded with it."""
     batch = importlib.import_module("vllm.forward_context").BatchDescriptor(num_tokens=tokens, has_lora=False)
-    _enter(wrapper, batch, graph, outputs)
+    _enter(wrapper, batch, graph, kept)
 
 
-def _enter(wrapper: Any, batch: Any, graph: Any, outputs: Any) -> None:
+def _enter(wrapper: Any, batch: Any, graph: Any, kept: Any) -> None:
     entry = importlib.import_module(_MODULE).CUDAGraphEntry
-    wrapper.concrete_cudagraph_entries[batch] = entry(batch_descriptor=batch, cudagraph=graph, output=outputs)
+    wrapper.concrete_cudagraph_entries[batch] = entry(
+        batch_descriptor=batch, cudagraph=graph, output=kept["output"], input_addresses=list(kept["inputs"])
+    )

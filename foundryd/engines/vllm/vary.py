@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 _BLOCKS = 4  # of the KV cache, that a request of such a state has at most
 _PAD = -1  # a slot of no token
+_LENGTHS = 2  # sets of lengths that schedules are made for
+
+Key = tuple[str, int, int, int]
 
 
 def schedules(runner: Any) -> dict[str, torch.Tensor]:
@@ -22,18 +27,60 @@ def schedules(runner: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def build_schedule(runner: Any, key: Key) -> None:
+    """Lets vLLM's builders fill their schedules for that graph's batch, as they did when it was captured.
+
+    Lengths and starts are those that the runner's input buffers have.
+    """
+    _, tokens, requests, _ = key
+    # As vLLM spreads the tokens of a batch that it captures.
+    longest = tokens // requests + tokens % requests
+    buffers, tables = runner.input_buffers, runner.block_tables
+    starts = torch.clamp(torch.arange(requests + 1, dtype=torch.int32), max=tokens)
+    importlib.import_module("vllm.v1.worker.gpu.attn_utils").build_attn_metadata(
+        attn_groups=runner.attn_groups,
+        num_reqs=requests,
+        num_tokens=tokens,
+        query_start_loc_gpu=buffers.query_start_loc[: requests + 1],
+        query_start_loc_cpu=starts,
+        max_query_len=longest,
+        seq_lens=buffers.seq_lens,
+        max_seq_len=int(runner.max_model_len),
+        block_tables=[table[:requests] for table in tables.input_block_tables],
+        slot_mappings=tables.slot_mappings[:, :tokens],
+        kv_cache_config=runner.kv_cache_config,
+        for_cudagraph_capture=True,
+    )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)
+
+
 class States:
     """States in which every captured batch decodes one token a request, as if it had served requests before.
 
     Each request has blocks of its own, between one token and ``_BLOCKS`` blocks of them; those that the KV cache has
-    no room for are padding, as vLLM pads.  Nothing is allocated on the device: what is computed, is on the CPU.
+    no room for are padding, as vLLM pads.
 
-    The schedules that FlashAttention 3 computes ahead are for one batch, and every graph reads the same buffer: with
-    another batch's it would write outside of its outputs.  So they are empty in every state, as vLLM leaves what is
-    behind a schedule, and attention has nothing to do while a capture proves.
+    **Schedules.**  FlashAttention 3 computes ahead of a step how its thread blocks share the work, and every graph
+    reads that from the same buffer, each as if it were of its own batch size: where a row is, how many splits each
+    request has, and the counter that thread blocks take their turns from.  With another size's schedule a graph would
+    take a counter for a request's number and write outside of its outputs.  So a state has none (``rest``), as vLLM
+    leaves what is behind a schedule, and attention has nothing to do; ``enter_for`` brings the one of a single graph.
+
+    That one is safe because vLLM's own builder computes it as it did for the capture: with the same number of requests
+    and of tokens, the same bounds of lengths and of splits, so that rows are where the captured kernels look for them.
+    Only what the device has is the state's: lengths and where queries start, and those are within the bounds.  While
+    serving, vLLM changes more than that.  Kernels that combine the splits put the counter back at the end of each
+    layer, and whoever replays puts all memory back.
+
+    The builder allocates, so schedules are computed when this is made, before anyone looks at memory: for ``_LENGTHS``
+    sets of lengths, of which the seed of a state says which it has.  Nothing is allocated on the device afterwards.
+    ``keys`` are the graphs that ``enter_for`` may be asked for.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, keys: Iterable[Key] = ()) -> None:
         self._runner = runner
         buffers, tables = runner.input_buffers, runner.block_tables
         self._requests = int(buffers.seq_lens.shape[0])
@@ -44,17 +91,19 @@ class States:
         room = (int(runner.kv_cache_config.num_blocks) - 1) // self._blocks  # block 0 is vLLM's own
         self._real = max(0, min(self._requests, room))
         self._generator = torch.Generator(buffers.input_ids.device)
+        self._schedules = schedules(runner)
+        self._computed = self._compute([key for key in keys if key[0] == "FULL"])
 
     def rest(self) -> None:
         """Leaves the worker as it is, but for schedules of one batch, which no other may read."""
-        for schedule in schedules(self._runner).values():
+        for schedule in self._schedules.values():
             schedule.zero_()
 
     def enter(self, seed: int) -> None:
-        """Puts the worker into the state of that seed."""
+        """Puts the worker into the state of that seed, in which every graph can be replayed and attention rests."""
         self.rest()
         random = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(1, self._longest + 1, (self._real,), generator=random)
+        lengths = self._lengths(seed)
         self._inputs(lengths, random)
         for group, table in enumerate(self._runner.block_tables.input_block_tables):
             self._tables(group, table, lengths)
@@ -62,17 +111,49 @@ class States:
         for cache in self._runner.kv_caches:
             self._content(cache)
 
+    def enter_for(self, key: Any, seed: int) -> None:
+        """Gives the graph ``key`` its schedule for the state of that seed; no other graph may be replayed then."""
+        for name, schedule in self._computed[seed % _LENGTHS].get(tuple(key), {}).items():
+            self._schedules[name].copy_(schedule)
+
+    def _lengths(self, seed: int) -> torch.Tensor:
+        random = torch.Generator().manual_seed(seed % _LENGTHS)
+        return torch.randint(1, self._longest + 1, (self._real,), generator=random)
+
+    def _compute(self, keys: list[Key]) -> list[dict[Key, dict[str, torch.Tensor]]]:
+        """For each set of lengths the schedules of each graph, on the CPU; leaves the worker as it is."""
+        buffers = self._runner.input_buffers
+        touched = [buffers.query_start_loc, buffers.seq_lens, *self._schedules.values()]
+        before = [_copied(tensor) for tensor in touched]
+        computed = []
+        for seed in range(_LENGTHS):
+            self._starts(self._lengths(seed))
+            of_keys: dict[Key, dict[str, torch.Tensor]] = {}
+            for key in keys if self._schedules else ():
+                self.rest()
+                build_schedule(self._runner, key)
+                of_keys[key] = {name: _copied(schedule) for name, schedule in self._schedules.items()}
+            computed.append(of_keys)
+        for tensor, values in zip(touched, before, strict=True):
+            tensor.copy_(values)
+        return computed
+
     def _inputs(self, lengths: torch.Tensor, random: torch.Generator) -> None:
         buffers, real = self._runner.input_buffers, self._real
         tokens = torch.zeros(buffers.input_ids.shape, dtype=buffers.input_ids.dtype)
         tokens[:real] = torch.randint(0, int(self._runner.vocab_size), (real,), generator=random)
         positions = torch.zeros(buffers.positions.shape, dtype=buffers.positions.dtype)
         positions[:real] = lengths - 1
+        buffers.input_ids.copy_(tokens)
+        buffers.positions.copy_(positions)
+        self._starts(lengths)
+
+    def _starts(self, lengths: torch.Tensor) -> None:
+        """Where queries start, one token each, and how long their requests are."""
+        buffers, real = self._runner.input_buffers, self._real
         starts = torch.arange(self._requests + 1, dtype=buffers.query_start_loc.dtype).clamp_(max=real)
         seen = torch.zeros(self._requests, dtype=buffers.seq_lens.dtype)
         seen[:real] = lengths
-        buffers.input_ids.copy_(tokens)
-        buffers.positions.copy_(positions)
         buffers.query_start_loc.copy_(starts)
         buffers.seq_lens.copy_(seen)
 

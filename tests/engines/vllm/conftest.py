@@ -41,7 +41,7 @@ class CpuGraphs:
         self.mode, self.fallback, self.session = config.mode, None, None
         self.device = SimpleNamespace(index=0)
         self.resolved, self.sizes, self.recorded = {}, {}, {}
-        self.bound, self.vary, self.closed, self._graphs = {}, None, False, {}
+        self.bound, self.vary, self.vary_graph, self.closed, self._graphs = {}, None, None, False, {}
         self._facts = MachineIdentity.of(provider.identity_facts()).fields
         if config.mode is Mode.RESTORE:
             try:
@@ -92,8 +92,8 @@ class CpuGraphs:
         self._graphs[key] = Graph(fn), fn()
         return self._graphs[key]
 
-    def finish(self, vary):
-        self.vary = vary
+    def finish(self, vary=None, vary_graph=None):
+        self.vary, self.vary_graph = vary, vary_graph
         if self.mode is Mode.CAPTURE:
             recorded = {"resolved": self.resolved, "sizes": self.sizes}
             CpuGraphs.archive = {"identity": self._facts, "vllm": recorded, "graphs": self._graphs}

@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
-from foundryd.engines.vllm.vary import States, schedules  # noqa: E402
+from foundryd.engines.vllm.vary import States, build_schedule, schedules  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _installed(vllm):
+    """The stand-in's builders are what computes schedules."""
 
 
 def runner(*, blocks=100, requests=8, tokens=32, block=16, max_model_len=4096, dtype=torch.bfloat16):
     width = -(-max_model_len // block)
-    builders = [SimpleNamespace(scheduler_metadata=torch.ones(33, dtype=torch.int32)), SimpleNamespace()]
+    attention = importlib.import_module("vllm.v1.worker.gpu.attn_utils")
+    builders = [attention.Builder(requests), SimpleNamespace(build_for_cudagraph_capture=lambda common: None)]
+    builders[0].scheduler_metadata.fill_(1)
     return SimpleNamespace(
         vocab_size=1000,
         attn_groups=[[SimpleNamespace(get_metadata_builder=lambda i, b=b: b) for b in builders]],
@@ -111,8 +119,58 @@ def test_no_graph_reads_the_schedule_of_another_batch():
     assert all(torch.equal(a, b) for a, b in zip(tensors(other), tensors(runner()), strict=True))
 
 
-def test_every_tensor_stays_where_it_was():
+KEYS = [("FULL", 8, 8, 1), ("FULL", 4, 4, 1), ("FULL", 1, 1, 1), ("FULL", 21, 8, 0), ("PIECE", 0, 8, 0)]
+
+
+@pytest.mark.parametrize("blocks", [2, 20, 100])
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_a_graph_gets_the_schedule_of_its_own_batch_and_of_the_states_lengths(blocks, seed):
+    r = runner(blocks=blocks)
+    states = States(r, KEYS)
+    states.enter(seed)
+    [schedule] = schedules(r).values()
+    for key in KEYS[:-1]:
+        states.enter_for(list(key), seed)
+        other = runner(blocks=blocks)
+        other.input_buffers = r.input_buffers
+        build_schedule(other, key)
+        [expected] = schedules(other).values()
+        assert torch.equal(schedule, expected)
+        assert bool((schedule[: key[2]] == r.input_buffers.seq_lens[: key[2]] // 16 + 1).all())
+
+
+def test_a_graph_of_a_piece_has_no_attention_and_gets_no_schedule():
+    r = runner()
+    states = States(r, KEYS)
+    states.enter(1)
+    states.enter_for(("PIECE", 0, 8, 0), 1)
+    assert not any(bool(schedule.any()) for schedule in schedules(r).values())
+
+
+def test_a_state_leaves_no_schedule_of_the_one_before():
+    r = runner()
+    states = States(r, KEYS)
+    states.enter_for(("FULL", 8, 8, 1), 0)
+    states.enter(1)
+    assert not any(bool(schedule.any()) for schedule in schedules(r).values())
+
+
+def test_computing_schedules_ahead_leaves_the_worker_as_it_is():
+    r, untouched = runner(), runner()
+    for made in (r, untouched):
+        made.input_buffers.seq_lens.fill_(7)
+        made.input_buffers.query_start_loc.fill_(3)
+    States(r, KEYS)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(r), tensors(untouched), strict=True))
+    assert torch.equal(*(next(iter(schedules(made).values())) for made in (r, untouched)))
+
+
+def test_every_tensor_stays_where_it_was_and_states_allocate_no_schedule(monkeypatch):
     r = runner()
     before = [t.data_ptr() for t in tensors(r)]
-    States(r).enter(3)
+    states = States(r, KEYS)
+    [builder] = [g for g in (group.get_metadata_builder(0) for group in r.attn_groups[0]) if hasattr(g, "rounded")]
+    monkeypatch.setattr(builder, "build_for_cudagraph_capture", None)
+    states.enter(3)
+    states.enter_for(KEYS[0], 3)
     assert [t.data_ptr() for t in tensors(r)] == before

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd.engines.vllm import v0_22  # noqa: E402
+from foundryd.engines.vllm.vary import schedules  # noqa: E402
 from foundryd.errors import (  # noqa: E402
     ArchiveFormatError,
     CaptureError,
@@ -62,6 +63,12 @@ def test_a_capture_records_each_batch_once_in_the_order_of_vllm_after_a_warm_up(
     assert manager._graphs_captured
     assert list(manager.graphs) == manager._capture_descs[vllm.compilation.CUDAGraphMode.FULL]
     assert graphs().vary is not None
+    graphs().vary(1)
+    [schedule] = schedules(worker.model_runner).values()
+    assert not schedule.any()
+    for n in (4, 2, 1):
+        graphs().vary_graph(("FULL", n, n, 1), 1)
+        assert schedule[4 : 4 + n].tolist() == [1] * n  # a token of each request
 
 
 def test_a_recorded_worker_computes_what_a_native_one_does(vllm):
@@ -223,6 +230,32 @@ def test_an_error_while_finishing_a_restore_does_not_end_the_worker(vllm, monkey
         assert_native(vllm, vllm.start("restore"), UsageError)
 
 
+def test_graphs_of_any_batch_are_recorded_and_restored_by_tokens_and_requests(vllm):
+    config = vllm.config.VllmConfig()
+    config.compilation_config.cudagraph_mode = vllm.compilation.CUDAGraphMode.FULL
+    config.compilation_config.cudagraph_capture_sizes = [1, 4, 7]
+    keys = [("FULL", 7, 4, 0), ("FULL", 4, 4, 0), ("FULL", 1, 1, 0)]
+    native = vllm.start("", config).model_runner.execute([3, 1, 2, 5, 4])
+    recorded = vllm.start("capture", config, **RANK).model_runner
+    assert list(graphs()._graphs) == keys
+    assert torch.equal(recorded.execute([3, 1, 2, 5, 4]), native)
+    restored = vllm.start("restore", config).model_runner
+    assert fallback() is None
+    assert "native capture" not in vllm.what()
+    assert torch.equal(restored.execute([3, 1, 2, 5, 4]), native)
+
+
+def test_a_graph_of_more_tokens_than_requests_gets_a_schedule_of_its_requests(vllm):
+    config = vllm.config.VllmConfig()
+    config.compilation_config.cudagraph_mode = vllm.compilation.CUDAGraphMode.FULL
+    config.compilation_config.cudagraph_capture_sizes = [1, 4, 7]
+    recorded = vllm.start("capture", config, **RANK).model_runner
+    graphs().vary(0)
+    graphs().vary_graph(("FULL", 7, 4, 0), 0)
+    [schedule] = schedules(recorded).values()
+    assert schedule[4:8].tolist() == [1] * 4
+
+
 # --- pieces of a model ------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +289,7 @@ def test_restored_pieces_replay_and_return_what_was_recorded(vllm):
         for batch in before:
             assert after[batch].cudagraph.replay == before[batch].cudagraph.replay
             assert after[batch].output[0].data_ptr() == before[batch].output[0].data_ptr()
+            assert after[batch].input_addresses == before[batch].input_addresses != []
     assert v0_22._current.report.graphs == 9
 
 

@@ -36,7 +36,7 @@ class Tiny(torch.nn.Module):
         self.embedding = torch.nn.Parameter(torch.zeros(16, hidden), requires_grad=False)
         self.scale = torch.nn.Parameter(torch.ones(hidden), requires_grad=False)
         self.register_buffer("angles", torch.arange(64).float())
-        self.buffer = torch.zeros(4, hidden)  # stands for the memory of the graphs
+        self.buffer = torch.zeros(8, hidden)  # stands for the memory of the graphs
         self.pieces = [Piece(0, self._first), Piece(1, self._second)]
         if vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_AND_PIECEWISE:
             options = [CUDAGraphOptions(weak_ref_output=last) for last in (False, True)]

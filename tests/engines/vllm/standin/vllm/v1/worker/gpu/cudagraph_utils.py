@@ -37,6 +37,11 @@ class CudaGraphManager:
         self._capture_descs = {
             CUDAGraphMode.FULL: [BatchExecutionDescriptor(CUDAGraphMode.FULL, n, n, 1) for n in sizes]
         }
+        if cudagraph_mode is CUDAGraphMode.FULL:
+            # One graph for any spread of its tokens over requests.
+            most = vllm_config.scheduler_config.max_num_seqs
+            whole = [BatchExecutionDescriptor(CUDAGraphMode.FULL, n, min(n, most)) for n in sizes]
+            self._capture_descs[CUDAGraphMode.FULL] = whole
         if cudagraph_mode is CUDAGraphMode.FULL_AND_PIECEWISE:
             pieces = [BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, n, None) for n in sizes]
             self._capture_descs[CUDAGraphMode.PIECEWISE] = pieces

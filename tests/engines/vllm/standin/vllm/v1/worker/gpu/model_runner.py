@@ -8,6 +8,7 @@ import torch
 from vllm.forward_context import set_forward_context
 from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
+from vllm.v1.worker.gpu.attn_utils import Builder
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 
 
@@ -28,7 +29,7 @@ class Group:
     """Stands for layers of one attention, with a builder that keeps the schedule of a batch in a buffer of its own."""
 
     def __init__(self, requests):
-        self._builder = SimpleNamespace(scheduler_metadata=torch.zeros(1 + 4 * requests, dtype=torch.int32))
+        self._builder = Builder(requests)
 
     def get_metadata_builder(self, ubatch_id):
         return self._builder

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One start of vLLM in this process: what it answers, how long it took, and how long a token takes.
+
+Started by ``compare.py``, which says what it wants in one JSON object::
+
+    answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null}'
+
+With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def prompts(vocabulary: int, count: int) -> list[list[int]]:
+    """The same ones in every run, of different lengths."""
+    draw = random.Random(7)
+    return [[draw.randrange(2, vocabulary) for _ in range(draw.randrange(3, 200))] for _ in range(count)]
+
+
+class Engine:
+    """The engine under test."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        started = time.perf_counter()
+        from vllm import LLM
+
+        self.import_s = time.perf_counter() - started
+        started = time.perf_counter()
+        self._llm = LLM(model=model, **options)
+        self.init_s = time.perf_counter() - started
+
+    def answer(self, batch: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """What follows each prompt, greedily."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
+        results = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in batch], sampling, use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+
+def serve(engine: Engine, waiting: list[list[int]], link: socket.socket) -> None:
+    """Times batches as they are asked for, until the other end is closed."""
+    with link.makefile("rw", encoding="utf-8") as lines:
+        lines.write(json.dumps({"ready": True}) + "\n")
+        lines.flush()
+        for line in lines:
+            wanted = json.loads(line)
+            started = time.perf_counter()
+            engine.answer([prompt[:8] for prompt in waiting[: wanted["batch"]]], wanted["tokens"])
+            lines.write(json.dumps({"seconds": time.perf_counter() - started}) + "\n")
+            lines.flush()
+
+
+def main() -> None:
+    """Starts, answers, and writes the result."""
+    wanted = json.loads(sys.argv[1])
+    begun = time.perf_counter()
+    engine = Engine(wanted["model"], wanted["options"])
+    vocabulary = int(json.loads((Path(wanted["model"]) / "config.json").read_text())["vocab_size"])
+    waiting, answers = prompts(vocabulary, max(64, sum(wanted["batches"]))), []
+    ready = time.perf_counter()
+    left = list(waiting)
+    for size in wanted["batches"]:
+        batch, left = left[:size], left[size:]
+        answers += engine.answer(batch, wanted["tokens"])
+    result = {
+        "import_s": engine.import_s,
+        "init_s": engine.init_s,
+        "ready_s": ready - begun,
+        "generate_s": time.perf_counter() - ready,
+        "tokens": answers,
+    }
+    Path(wanted["out"]).write_text(json.dumps(result))
+    if wanted["socket"] is not None:
+        serve(engine, waiting, socket.socket(fileno=wanted["socket"]))
+
+
+if __name__ == "__main__":
+    main()

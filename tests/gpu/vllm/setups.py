@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of random weights, and the options that vLLM gets on every side of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+ATTENTION = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+}
+DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 6144}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Shapes of Qwen3, with experts or without."""
+
+    layers: int
+    vocabulary: int = 151936
+    experts: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What ``config.json`` says."""
+        depth = {"num_hidden_layers": self.layers, "max_window_layers": self.layers, "vocab_size": self.vocabulary}
+        return {**ATTENTION, **(EXPERTS if self.experts else DENSE), **depth}
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return f"qwen3{'-moe' * self.experts}-{self.layers}-{self.vocabulary}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its parameters, as a checkpoint names them."""
+        config = self.config
+        hidden, head = config["hidden_size"], config["head_dim"]
+        q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+        found: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocabulary, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        for i in range(self.layers):
+            at = f"model.layers.{i}"
+            found |= {
+                f"{at}.self_attn.q_proj.weight": (q, hidden),
+                f"{at}.self_attn.k_proj.weight": (kv, hidden),
+                f"{at}.self_attn.v_proj.weight": (kv, hidden),
+                f"{at}.self_attn.o_proj.weight": (hidden, q),
+                f"{at}.self_attn.q_norm.weight": (head,),
+                f"{at}.self_attn.k_norm.weight": (head,),
+                f"{at}.input_layernorm.weight": (hidden,),
+                f"{at}.post_attention_layernorm.weight": (hidden,),
+            }
+            if self.experts:
+                found[f"{at}.mlp.gate.weight"] = (config["num_experts"], hidden)
+                for expert in range(config["num_experts"]):
+                    found |= _feed_forward(f"{at}.mlp.experts.{expert}", hidden, config["moe_intermediate_size"])
+            else:
+                found |= _feed_forward(f"{at}.mlp", hidden, config["intermediate_size"])
+        return found
+
+    def written(self, folder: Path) -> Path:
+        """The folder of the model below ``folder``, written if it is not there."""
+        import torch
+        from safetensors.torch import save_file
+
+        path = folder / self.name
+        if (path / "config.json").exists():
+            return path
+        generator = torch.Generator().manual_seed(1)
+        weights = {}
+        for name, shape in self.shapes().items():
+            # Dummy weights of vLLM would be too small for attention to matter.
+            values = torch.ones(shape)
+            if len(shape) > 1:
+                values = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+            weights[name] = values.bfloat16()
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+        (path / "config.json").write_text(json.dumps(self.config, indent=2))
+        return path
+
+
+def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{at}.gate_proj.weight": (inner, hidden),
+        f"{at}.up_proj.weight": (inner, hidden),
+        f"{at}.down_proj.weight": (hidden, inner),
+    }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model with the options of ``vllm serve`` and of ``vllm.LLM``, alike for capture, native start and restore.
+
+    ``environment`` are variables that all of them get.
+    """
+
+    name: str
+    model: Model
+    options: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """How many GPUs it takes."""
+        return int(self.options.get("tensor_parallel_size", 1))
+
+    @property
+    def flags(self) -> list[str]:
+        """The options as a command line."""
+        found = []
+        for name, value in self.options.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                found.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                found += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+        return found
+
+    def changed(
+        self, *, model: Model | None = None, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> Setup:
+        """The same with other options."""
+        return replace(
+            self,
+            model=model or self.model,
+            options={**self.options, **options},
+            environment={**self.environment, **(environment or {})},
+        )
+
+
+def graphs(mode: str, sizes: list[int] | None = None, **others: Any) -> dict[str, Any]:
+    """A ``compilation_config`` with these CUDA graphs."""
+    chosen = {"cudagraph_capture_sizes": sizes} if sizes else {}
+    return {"cudagraph_mode": mode, **chosen, **others}
+
+
+def setups(layers: int, memory: float) -> dict[str, Setup]:
+    """Every setup by name; ``layers`` and ``memory`` are those of the model that is timed."""
+    common = {
+        "skip_tokenizer_init": True,
+        "max_model_len": 4096,
+        "max_num_seqs": 32,
+        # What it would be by itself depends on who starts the engine.
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,
+    }
+    timed = {**common, "gpu_memory_utilization": memory}
+    # Several of these share a GPU at a time, so they do not measure what is free.
+    small = {**common, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": GIB, "max_num_seqs": 8}
+    few = [1, 2, 4, 8]
+    ranks = {**small, "gpu_memory_utilization": 0.2, "disable_custom_all_reduce": True}
+    alone = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+    two, sixteen = Model(2, 32768), Model(2, 32768, experts=True)
+    decode = "FULL_DECODE_ONLY"
+    ranks |= {"compilation_config": graphs(decode, few, pass_config={"fuse_allreduce_rms": False})}
+    listed = [
+        Setup("decode", Model(layers), {**timed, "compilation_config": graphs(decode)}),
+        Setup("full", two, {**timed, "compilation_config": graphs("FULL", [1, 2, 4, 8, 16, 32, 64])}),
+        Setup("pieces", two, {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", [1, 2, 4, 8, 16, 32, 64])}),
+        Setup("small", two, {**small, "compilation_config": graphs(decode, few)}),
+        Setup(
+            "moe",
+            sixteen,
+            {**timed, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])},
+            {"VLLM_USE_V2_MODEL_RUNNER": "1"},
+        ),
+        Setup("tp2", two, {**ranks, "tensor_parallel_size": 2}, alone),
+        Setup("tp8", two, {**ranks, "tensor_parallel_size": 8}, alone),
+    ]
+    return {setup.name: setup for setup in listed}
