@@ -86,22 +86,26 @@ class Materializer:
             check_windows(self._hook, wanted, self._plan.rank, own=windows.own)
 
     def load_modules(self) -> None:
-        """Gives the driver the images of what the first graphs use, and all that have a changed global.
+        """Gives the driver the images that the first graphs use; another graph's follow when it is built.
 
-        A graph's other modules follow when it is built.
+        Where graphs have collectives it is all images, since bringing code into a context waits for what is in flight
+        there and holds up launches meanwhile (rows ``flight.loaded_beside_work`` and ``flight.launched_while_loading``
+        of the conformance tests): a rank that waits for a collective cannot launch what its peers wait for.
         """
-        self._bindings = Bindings(self._hook, self._load, self._variant.functions, self._variant.symbols)
-        executables = self._arranged()
+        variant, executables = self._variant, self._arranged()
+        self._bindings = Bindings(self._hook, self._load, variant.functions, variant.symbols)
         self._needs = [self._members.needs(member) for member in executables.first]
-        for needs in self._needs:
-            for place in self._bindings.modules_of(needs):
-                self._bindings.module(place)
-        for place, module in enumerate(self._variant.modules):
-            if module.globals:
-                self._bindings.module(place)
+        wanted = {place for place, module in enumerate(variant.modules) if module.globals or len(self.comm_ops)}
+        wanted.update(place for needs in self._needs for place in self._bindings.modules_of(needs))
+        for place in sorted(wanted):
+            self._bindings.module(place)
+        if len(self.comm_ops):
+            # A library comes into the context with the first of its functions.
+            firsts = {function.module: number for number, function in reversed(list(enumerate(variant.functions)))}
+            self._needs.append(Needs(np.array(sorted(firsts.values()), int), np.zeros(0, int)))
 
     def bind_functions(self) -> None:
-        """Loads the first graphs' functions in full, resolves symbols and puts changed globals in place."""
+        """Loads the functions that come first in full, resolves symbols and puts changed globals in place."""
         bindings = self._bound()
         for needs in self._needs:
             bindings.need(needs)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,29 +70,52 @@ def made_beside_work(x: Bench) -> Any:
 
 @row("flight.loaded_beside_work")
 def loaded_beside_work(x: Bench) -> Any:
-    """Images and functions are loaded by another thread beside a kernel: what waits for it, and a launch meanwhile."""
+    """Images and functions are loaded by another thread beside a kernel: which calls wait for it, and for a launch."""
     target = x.buffer(64)
     ready = ok(cu.cuGraphInstantiate(chain(x, [1], target)[0], 0))
     busy, idle = x.stream(), x.stream()
-    x.busy(busy, 3000)
-    after: dict[str, str] = {}
+    modules = [ok(cu.cuModuleLoadData(x.image)) for _ in range(2)]
+    library = ok(cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0))
+    kernel = ok(cu.cuLibraryGetKernel(library, b"scale_value"))
+    calls: dict[str, Callable[[], Any]] = {
+        "module": lambda: cu.cuModuleLoadData(x.image),
+        "function": lambda: cu.cuModuleGetFunction(modules[0], b"scale_value"),
+        "function.loaded": lambda: cu.cuFuncLoad(ok(cu.cuModuleGetFunction(modules[1], b"scale_value"))),
+        "library": lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0),
+        "kernel": lambda: cu.cuKernelGetFunction(kernel),
+        "kernel.loaded": lambda: cu.cuFuncLoad(ok(cu.cuKernelGetFunction(kernel))),
+        "global": lambda: cu.cuModuleGetGlobal(x.module, b"conformance_counter"),
+    }
+    out: dict[str, list[str]] = {}
+    for name, call in calls.items():
+        x.busy(busy, 700)
 
-    def step(name: str, call: Callable[[], Any]) -> Any:
-        out = ok(call())
-        after[name] = code(cu.cuStreamQuery(busy))
-        return out
+        def work(call: Callable[[], Any] = call) -> str:
+            ok(call())
+            return code(cu.cuStreamQuery(busy))
 
-    def work() -> None:
-        module = step("module", lambda: cu.cuModuleLoadData(x.image))
-        step("function", lambda: cu.cuFuncLoad(ok(cu.cuModuleGetFunction(module, b"scale_value"))))
-        library = step("library", lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0))
-        function = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(library, b"scale_value"))))
-        step("kernel", lambda: cu.cuFuncLoad(function))
+        loaded = x.elsewhere(work)
+        ok(cu.cuGraphLaunch(ready, idle))
+        out[name] = [loaded, code(cu.cuStreamQuery(busy))]
+        ok(cu.cuCtxSynchronize())
+    return [out, x.read(target)]
 
-    x.elsewhere(work)
-    step("launch", lambda: cu.cuGraphLaunch(ready, idle))
+
+@row("flight.launched_while_loading")
+def launched_while_loading(x: Bench) -> Any:
+    """Launches of another thread while a load waits for a kernel: how many there are before that kernel ends."""
+    target = x.buffer(64)
+    ready = ok(cu.cuGraphInstantiate(chain(x, [1], target)[0], 0))
+    busy, idle = x.stream(), x.stream()
+    x.busy(busy, 1500)
+    loading = threading.Thread(target=lambda: x.elsewhere(lambda: cu.cuModuleLoadData(x.image)))
+    loading.start()
+    time.sleep(0.3)
+    ok(cu.cuGraphLaunch(ready, idle))
+    state = code(cu.cuStreamQuery(busy))
+    loading.join()
     ok(cu.cuCtxSynchronize())
-    return [after, x.read(target)]
+    return [state, x.read(target)]
 
 
 @row("flight.elsewhere")

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def test_a_first_use_waits_for_the_context(program: Any) -> None:
-    """Loading a function's code synchronises; once loaded it does not."""
+def test_a_first_use_of_a_library_waits_for_the_context(program: Any) -> None:
+    """Bringing its code into the context synchronises."""
     source = """
         import threading
         start(); module = load(); context = ok(cu.cuCtxGetCurrent())
+        library = ok(cu.cuLibraryLoadData(_native.image("driver_tests").read_bytes(), [], [], 0, [], [], 0))
+        never_loaded = cu.CUfunction(int(ok(cu.cuLibraryGetKernel(library, b"never_loaded"))))
         stream, other = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
         target = int(ok(cu.cuMemAlloc(64)))
         ok(cu.cuFuncLoad(function(module, "gate"))); ok(cu.cuFuncLoad(function(module, "increment")))
@@ -19,7 +21,7 @@ def test_a_first_use_waits_for_the_context(program: Any) -> None:
         done = threading.Event()
         def first_use():
             ok(cu.cuCtxSetCurrent(context))
-            ok(launch(function(module, "never_loaded"), other, target))
+            ok(launch(never_loaded, other, target))
             done.set()
         thread = threading.Thread(target=first_use); thread.start()
         held = not done.wait(0.3)
@@ -28,6 +30,48 @@ def test_a_first_use_waits_for_the_context(program: Any) -> None:
         answer([held, done.is_set()])
     """
     assert program(source) == [True, True]
+
+
+def test_a_function_of_a_module_is_loaded_beside_work(program: Any) -> None:
+    """The module is in the context, so its functions wait for nobody."""
+    source = """
+        start(); module = load()
+        stream, other = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
+        target = int(ok(cu.cuMemAlloc(64)))
+        gate = Gate(module, stream)
+        launched = code(launch(function(module, "never_loaded"), other, target))
+        ok(cu.cuStreamSynchronize(other))
+        still = code(cu.cuStreamQuery(stream))
+        gate.open(); ok(cu.cuCtxSynchronize())
+        answer([launched, still, words(target, 1)])
+    """
+    assert program(source) == ["SUCCESS", "NOT_READY", [9]]
+
+
+def test_launches_wait_while_code_comes_into_the_context(program: Any) -> None:
+    source = """
+        import threading
+        start(); module = load(); context = ok(cu.cuCtxGetCurrent())
+        stream, other = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
+        target = int(ok(cu.cuMemAlloc(64))); ok(cu.cuMemsetD32(target, 0, 16))
+        increment = function(module, "increment")
+        gate = Gate(module, stream)
+        loaded, launched = threading.Event(), threading.Event()
+        def work(call, done):
+            ok(cu.cuCtxSetCurrent(context))
+            call(); done.set()
+        threads = [threading.Thread(target=work, args=(load, loaded))]
+        threads[0].start()
+        early = [loaded.wait(0.3)]
+        threads.append(threading.Thread(target=work, args=(lambda: ok(launch(increment, other, target)), launched)))
+        threads[1].start()
+        early.append(launched.wait(0.3))
+        gate.open()
+        for thread in threads: thread.join(20)
+        ok(cu.cuCtxSynchronize())
+        answer([early, loaded.is_set(), launched.is_set(), words(target, 1)])
+    """
+    assert program(source) == [[False, False], True, True, [1]]
 
 
 def test_eager_loading_has_no_first_use(program: Any) -> None:

@@ -2,6 +2,7 @@
 #ifndef SOFTCUDA_CONTEXT_H
 #define SOFTCUDA_CONTEXT_H
 
+#include <condition_variable>
 #include <memory>
 #include <set>
 #include <vector>
@@ -25,6 +26,8 @@ struct Context {
   std::vector<std::shared_ptr<Queue>> lanes;  // idle helpers of graph launches
   std::set<const Context *> peers;            // enabled peer access
   CUfunc_cache cache = CU_FUNC_CACHE_PREFER_NONE;
+  unsigned loading = 0;            // threads that bring a module into the context ...
+  std::condition_variable loaded;  // ... and who waits for them, with the process's lock
   size_t limits[CU_LIMIT_MAX] = {1024, 8u << 20, 8u << 20, 2, 2048, 64, 0, 0, 0, 0};
 };
 

@@ -213,8 +213,10 @@ SOFTCUDA_API cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) {
 }
 
 SOFTCUDA_API cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
-  return locked_call([&] {
+  return call([&] {
+    Lock lock = lock_process();
     const auto exec = exec_at(hGraphExec);
+    wait_for_loading(lock, current_context());
     const auto stream = resolve_stream(hStream);
     refuse_capturing(*stream);
     launch_program(*exec, *stream);

@@ -96,6 +96,7 @@ void submit(CUfunction function, const LaunchRequest &request, std::span<const C
     if (callee->loaded) break;
     ensure_loaded(lock, callee);  // may let go of the lock
   }
+  wait_for_loading(lock, current_context());
   const auto stream = resolve_stream(handle);
   const auto module = callee->module.lock();
   require(module != nullptr && module->context.lock() == stream->context.lock(), CUDA_ERROR_INVALID_HANDLE);

@@ -29,13 +29,16 @@ void register_globals(const Module &module, const std::shared_ptr<Context> &cont
   }
 }
 
-// Loading for real waits for the context, as a first launch with lazy loading does.
-void wait_for_context(Lock &lock, const Context &context) {
+// Loading for real waits for the context, and holds up launches meanwhile.
+void wait_for_context(Lock &lock, Context &context) {
   const auto marks = pending_work(context);
   if (marks.empty()) return;
+  ++context.loading;
   lock.unlock();
   wait_all(marks);
   lock.lock();
+  --context.loading;
+  context.loaded.notify_all();
 }
 
 void load_module(CUmodule *out, const std::shared_ptr<const Image> &image) {
@@ -45,6 +48,7 @@ void load_module(CUmodule *out, const std::shared_ptr<const Image> &image) {
   const auto context = current_context();
   wait_for_context(lock, *context);
   const auto module = make_module(context, image, std::move(instance));
+  module->resident = true;
   ++counters().module_loads;
   *out = ModuleHandles::handle(module);
 }
@@ -97,8 +101,13 @@ void ensure_loaded(Lock &lock, const std::shared_ptr<Function> &function) {
   require(module != nullptr, CUDA_ERROR_INVALID_HANDLE);
   const auto context = module->context.lock();
   require(context != nullptr && context->active, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  wait_for_context(lock, *context);
+  if (!module->resident) wait_for_context(lock, *context);
+  module->resident = true;
   function->loaded = true;
+}
+
+void wait_for_loading(Lock &lock, const std::shared_ptr<Context> &context) {
+  context->loaded.wait(lock, [&] { return context->loading == 0; });
 }
 
 }  // namespace softcuda

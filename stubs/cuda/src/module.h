@@ -32,6 +32,7 @@ struct Module {
   std::shared_ptr<const Image> image;
   std::shared_ptr<Instance> instance;
   std::vector<std::shared_ptr<Function>> functions;
+  bool resident = false;  // in the context; a library's is when the first of its functions is asked for
 };
 
 struct Kernel {
@@ -63,9 +64,12 @@ std::shared_ptr<Function> function_of(Kernel &kernel);
 // Launches and the occupancy calls take a CUkernel, cast, where they ask for a function.  No other call does.
 std::shared_ptr<Function> callee_at(CUfunction handle);
 
-// A function's code is loaded when its handle is asked for, else with its first use, and loading waits for all work
-// of the context.
+// A function's code is loaded when its handle is asked for, else with its first use.  Bringing a module into the
+// context waits for all work of the context; loading a function of one that is there does not.
 void ensure_loaded(Lock &lock, const std::shared_ptr<Function> &function);
+
+// Launches wait while a module is brought into the context.
+void wait_for_loading(Lock &lock, const std::shared_ptr<Context> &context);
 
 int function_attribute(const KernelEntry &entry, const FunctionSettings &settings, CUfunction_attribute attribute);
 void set_function_attribute(FunctionSettings &settings, CUfunction_attribute attribute, int value);
