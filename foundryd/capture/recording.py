@@ -167,7 +167,7 @@ class Recording:
             "graphs": [g.key for g in self.graphs],
             "outputs": [encode_outputs(g.outputs) for g in self.graphs],
             "engine": self.engine,
-            "templates": [template_key(g) for g in self.graphs],
+            "templates": [blake3.blake3(template_key(g)).digest() for g in self.graphs],
             "functions": self.functions,
             "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
             "symbols": self.symbols,
@@ -286,7 +286,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         relocations=writer.put("relocations", np.concatenate([recording.relocations, _in_blocks(recording)])),
         windows=windows,
         engine=recording.engine,
-        noise=writer.put("noise", ranked.noise) if len(ranked.noise) else "",
+        noise=writer.put_rows("noise", ranked.noise) if len(ranked.noise) else "",
     )
 
 
@@ -307,13 +307,14 @@ def _pack_graphs(
     groups: dict[bytes, list[int]] = {}
     for i, graph in enumerate(recording.graphs):
         groups.setdefault(template_key(graph), []).append(i)
+    bounds = np.searchsorted(noise["block"], np.arange(len(recording.graphs) + 1))
     templates: list[ix.Template] = []
     numbers: dict[int, int] = {}
     for places in groups.values():
         first = recording.graphs[places[0]]
         parts = []
         for place in places:
-            graph, mine = recording.graphs[place], noise[noise["block"] == place]
+            graph, mine = recording.graphs[place], noise[bounds[place] : bounds[place + 1]]
             at = span_bytes(mine["offset"], mine["width"]) - graph.param_start()
             params = graph.params.copy()
             params[at] = first.params[at]
@@ -338,11 +339,11 @@ def make_index(
 def save(recording: Recording, path: Path) -> None:
     """Writes a recording; raises ``ArchiveError``."""
     proofs = recording.proofs
-    with ArchiveWriter(path) as writer:
+    with ArchiveWriter(path, fast=True) as writer:
         variant = pack(writer, recording, unranked(recording))
         notes = {"rank": recording.rank, **recording.notes}
         if proofs is not None:
-            words = {name: writer.put("noise", getattr(proofs, name)) for name in ("noise", "strays")}
+            words = {name: writer.put_rows("noise", getattr(proofs, name)) for name in ("noise", "strays")}
             notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, **words}
         writer.finish(make_index("recording", recording.identity, [variant], notes))
 
