@@ -7,6 +7,8 @@ reference rank's recording and the rules.
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +26,11 @@ from foundryd.archive.members import GraphParts, TemplateReader, add_template
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
-from foundryd.errors import ArchiveFormatError
+from foundryd.errors import ArchiveFormatError, CaptureError
 from foundryd.rankpatch.noise import span_bytes
 from foundryd.session.arrays import decode_outputs, encode_outputs, freeze_key
+
+_PATIENCE = 3600.0  # seconds; whoever announced a recording ends those who wait long before
 
 
 @dataclass
@@ -348,8 +352,31 @@ def save(recording: Recording, path: Path) -> None:
         writer.finish(make_index("recording", recording.identity, [variant], notes))
 
 
+def announce(path: Path) -> None:
+    """Says that the recording ``path`` is still to come, so that ``load`` waits for it; see ``deliver``."""
+    path.with_suffix(".pending").touch()
+
+
+def deliver(path: Path, source: Path) -> None:
+    """Puts the file ``source`` where a recording was announced."""
+    os.link(source, path)
+    path.with_suffix(".pending").unlink()
+
+
+def _await(path: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not path.exists() and path.with_suffix(".pending").exists():
+        if time.monotonic() > end:
+            raise CaptureError(
+                f"the recording {path} was announced and has not come for {_PATIENCE:.0f} s: capture again, with fewer "
+                "launches side by side if the others are slow"
+            )
+        time.sleep(0.05)
+
+
 def load(path: Path) -> Recording:
-    """Reads a recording back; raises ``ArchiveError``."""
+    """Reads a recording back, once it is there if it was announced; raises ``ArchiveError`` and ``CaptureError``."""
+    _await(path)
     with ArchiveReader.open(path) as reader:
         reader.verify()
         if reader.index.kind != "recording" or len(reader.index.variants) != 1:

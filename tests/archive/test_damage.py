@@ -171,7 +171,9 @@ def test_newer_minor_is_read_if_it_allows_it(empty_index: Index) -> None:
     assert reader.index == empty_index
     assert reader.raw_index()["invention"] == [1, 2]
     with pytest.raises(ArchiveVersionError, match=rf"needs a reader of 1\.{MINOR + 1}"):
-        ArchiveReader(forge([], raw, header=lambda h: Header(**{**vars(h), "minor": MINOR + 1, "min_reader": MINOR + 1})))
+        ArchiveReader(
+            forge([], raw, header=lambda h: Header(**{**vars(h), "minor": MINOR + 1, "min_reader": MINOR + 1}))
+        )
     with pytest.raises(ArchiveFormatError, match=rf"has index\.invention, which format 1\.{MINOR} does not have"):
         ArchiveReader(forge([], raw))
 
