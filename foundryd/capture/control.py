@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def prove(
             f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}"
         )
     journal = trials.journal
+    seconds: dict[str, float] = {}
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         windows = hook.windows()
@@ -96,11 +98,17 @@ def prove(
                 journal.enter_state(seed)
                 state = _State(memory, keys, seed, trials)
                 state.enter()
+                began = time.monotonic()
                 memory.begin([state.prepared(graph, replay) for graph, replay in zip(mine, replays, strict=True)])
                 state_of = state.of if state.by_graph else None
+                kept = time.monotonic()
                 dead = prove_dead(memory, replays, dead, journal, state_of, graphs=mine, gently=seed is None)
+                tried = time.monotonic()
                 words.prove(memory, journal, state_of)
-            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), trials.varied)
+                spent = {"memory": kept - began, "dead": tried - kept, "noise": time.monotonic() - tried}
+                seconds |= {f"{part}, state {seed}": took for part, took in spent.items()}
+            noise, proven_strays = words.proven(strays=False), words.proven(strays=True)
+            return Proofs(sorted(dead), noise, proven_strays, trials.varied, seconds)
     finally:
         call("cuStreamDestroy", stream)
 

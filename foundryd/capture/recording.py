@@ -67,12 +67,14 @@ class Proofs:
     noise, strays : rows of ``noise_dtype`` on which no output depends: words in which two captures of a rank differ,
         and words that ``Strays`` named.
     varied : whether this holds in more than one state of the engine.
+    seconds : what the proofs took, by their part.
     """
 
     dead: list[int] = field(default_factory=list)
     noise: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
     strays: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
     varied: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -348,7 +350,7 @@ def save(recording: Recording, path: Path) -> None:
         notes = {"rank": recording.rank, **recording.notes}
         if proofs is not None:
             words = {name: writer.put_rows("noise", getattr(proofs, name)) for name in ("noise", "strays")}
-            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, **words}
+            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, "seconds": proofs.seconds, **words}
         writer.finish(make_index("recording", recording.identity, [variant], notes))
 
 
@@ -387,7 +389,7 @@ def load(path: Path) -> Recording:
         if "proofs" in recording.notes:
             notes = recording.notes.pop("proofs")
             words = {name: np.array(reader.array(notes[name], noise_dtype)) for name in ("noise", "strays")}
-            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], **words)
+            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], seconds=notes["seconds"], **words)
         return recording
 
 

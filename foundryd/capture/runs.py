@@ -236,7 +236,11 @@ class Runs:
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
             known = len(unended(launch.journal))
             try:
-                return launch.path, self._capture(launch)
+                recording = self._capture(launch)
+                if recording.proofs is not None:
+                    took = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in recording.proofs.seconds.items())
+                    self.progress(f"proofs of {len(recording.graphs)} graphs: {took}")
+                return launch.path, recording
             except CaptureError:
                 fatal = unended(launch.journal)
                 ended = self._stopped or (early is not None and early.abandoned)

@@ -39,4 +39,3 @@ def test_they_start_before_the_ranks_have_ended(e2e, tmp_path):
     (rank,) = (float(s) for s in re.findall(r"([\d.]+) s  capturing as rank 0", done.err))
     assert len(started) == 2
     assert max(started) - rank < 0.5  # and a launch takes longer
-
