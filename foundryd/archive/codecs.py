@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 # 19 is slow (a few MB/s) but columns are small, and they are what every further member costs.
 LEVEL = 9
 COLUMNS_LEVEL = 19
+_FAST_LEVEL = 1  # for a file that is read once and then gone
 _TRIAL_LEVEL = 3
-_COLUMNS_TRIAL_BYTES = 32 << 20  # above this, COLUMNS_LEVEL would take minutes
+_TRIAL_BYTES = 8 << 20  # of each form, to choose among them
+_COLUMNS_MOST_BYTES = 4 << 20  # above this, COLUMNS_LEVEL would take seconds, and above several of it minutes
 _WINDOW_LOG = 27  # what the zstd command line accepts by default
 
 # A block takes 4 bytes at least and decodes to 128 KiB at most: what a frame makes a reader allocate stays in
@@ -36,8 +38,8 @@ _EMPTY = "is empty, and empty sections are raw"
 class Codec(Protocol):
     """One way of storing a section."""
 
-    def encode(self, data: memoryview, params: dict[str, int]) -> tuple[Buffer, dict[str, int]]:
-        """Stored bytes and the parameters that decoding needs."""
+    def encode(self, data: memoryview, params: dict[str, int], *, fast: bool) -> tuple[Buffer, dict[str, int]]:
+        """Stored bytes and the parameters that decoding needs; ``fast`` is for files that are soon gone."""
 
     def check(self, entry: SectionEntry) -> str | None:
         """What is impossible about the entry, if anything, without a look at its bytes."""
@@ -47,7 +49,7 @@ class Codec(Protocol):
 
 
 class _Raw:
-    def encode(self, data: memoryview, params: dict[str, int]) -> tuple[Buffer, dict[str, int]]:
+    def encode(self, data: memoryview, params: dict[str, int], *, fast: bool) -> tuple[Buffer, dict[str, int]]:
         _take(params)
         return data, {}
 
@@ -61,9 +63,9 @@ class _Raw:
 
 
 class _Zstd:
-    def encode(self, data: memoryview, params: dict[str, int]) -> tuple[Buffer, dict[str, int]]:
+    def encode(self, data: memoryview, params: dict[str, int], *, fast: bool) -> tuple[Buffer, dict[str, int]]:
         _take(params)
-        return _compress(data, LEVEL), {}
+        return _compress(data, _FAST_LEVEL if fast else LEVEL), {}
 
     def check(self, entry: SectionEntry) -> str | None:
         if entry.params:
@@ -80,39 +82,34 @@ class _Columns:
     A row is one word of a template's block over all members, and most words grow with the batch size by steps that
     repeat from row to row.  ``by_column`` stores the differences of one column together, so that an equal step
     becomes a repeated run; ``shuffled`` stores the four bytes of each difference as four planes.  The encoder keeps
-    whichever of the four is smallest.
+    whichever of the four is smallest.  With ``interleaved`` the section has the matrix column by column: rows of a
+    table, whose fields are the rows here.
     """
 
     PARAMS = frozenset({"rows", "cols", "by_column", "shuffled"})
 
-    def encode(self, data: memoryview, params: dict[str, int]) -> tuple[Buffer, dict[str, int]]:
+    def encode(self, data: memoryview, params: dict[str, int], *, fast: bool) -> tuple[Buffer, dict[str, int]]:
+        interleaved = params.pop("interleaved", 0)
         rows, cols = _take(params, "rows", "cols")
         if rows * cols * 4 != data.nbytes:
             raise UsageError(f"{rows} rows of {cols} words are not the {data.nbytes} bytes given: pass the shape")
-        matrix = np.frombuffer(data, "<u4").reshape(rows, cols)
+        words = np.frombuffer(data, "<u4")
+        matrix = np.ascontiguousarray(words.reshape(cols, rows).T) if interleaved else words.reshape(rows, cols)
         steps = matrix.copy()
         steps[:, 1:] -= matrix[:, :-1]
-        forms = {
-            (by_column, shuffled): _planes(steps.T if by_column else steps, bool(shuffled))
-            for by_column in (0, 1)
-            for shuffled in (0, 1)
-        }
-        by_column, shuffled = min(forms, key=lambda form: (len(_compress(forms[form], _TRIAL_LEVEL)), form))
-        level = COLUMNS_LEVEL if data.nbytes <= _COLUMNS_TRIAL_BYTES else LEVEL
-        return _compress(forms[by_column, shuffled], level), {
-            "rows": rows,
-            "cols": cols,
-            "by_column": by_column,
-            "shuffled": shuffled,
-        }
+        by_column, shuffled = (0, 0) if fast else _smallest_form(steps)
+        level = _FAST_LEVEL if fast else COLUMNS_LEVEL if data.nbytes <= _COLUMNS_MOST_BYTES else LEVEL
+        form = _planes(steps.T if by_column else steps, bool(shuffled))
+        shape = {"rows": rows, "cols": cols, "by_column": by_column, "shuffled": shuffled}
+        return _compress(form, level), shape | ({"interleaved": 1} if interleaved else {})
 
     def check(self, entry: SectionEntry) -> str | None:
-        if entry.params.keys() != self.PARAMS:
+        if entry.params.keys() - {"interleaved"} != self.PARAMS:
             return f"has parameters {sorted(entry.params)}, and columns has {sorted(self.PARAMS)}"
         rows, cols = entry.params["rows"], entry.params["cols"]
         if rows * cols * 4 != entry.length:
             return f"has {rows} rows of {cols} words, which are not its {entry.length} bytes"
-        if entry.params["by_column"] > 1 or entry.params["shuffled"] > 1:
+        if any(entry.params.get(flag, 0) > 1 for flag in ("by_column", "shuffled", "interleaved")):
             return "has a flag that is neither 0 nor 1"
         return _impossible_frame(entry)
 
@@ -125,10 +122,25 @@ class _Columns:
         steps = steps.reshape(cols, rows).T if entry.params["by_column"] else steps.reshape(rows, cols)
         matrix = np.empty((rows, cols), "<u4")
         np.cumsum(steps, axis=1, dtype=np.uint32, out=matrix)
+        if entry.params.get("interleaved"):
+            matrix = np.ascontiguousarray(matrix.T)
         return matrix.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 CODECS: dict[str, Codec] = {"raw": _Raw(), "zstd": _Zstd(), "columns": _Columns()}
+
+
+def _smallest_form(steps: npt.NDArray[np.uint32]) -> tuple[int, int]:
+    """``by_column`` and ``shuffled`` of the form of the steps that takes least; of many, judged by some."""
+    cols = steps.shape[1]
+    some = steps[: max(1, _TRIAL_BYTES // 4 // max(cols, 1))][:, : _TRIAL_BYTES // 4]
+    forms = [(by_column, shuffled) for by_column in (0, 1) for shuffled in (0, 1)]
+
+    def size(form: tuple[int, int]) -> int:
+        by_column, shuffled = form
+        return len(_compress(_planes(some.T if by_column else some, bool(shuffled)), _TRIAL_LEVEL))
+
+    return min(forms, key=lambda form: (size(form), form))
 
 
 def _impossible_frame(entry: SectionEntry) -> str | None:

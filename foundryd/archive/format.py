@@ -25,7 +25,8 @@ MAGIC = b"FOUNDRYD"
 MAJOR = 1
 MINOR = 3
 MIN_READER = 0  # lowest minor whose readers understand what this writer writes, ...
-WINDOWS_READER = 1  # ... and with windows: a rank that does not look for them runs graphs into unmapped memory
+WINDOWS_READER = 1  # ... and with windows: a rank that does not look for them runs graphs into unmapped memory, ...
+INTERLEAVED_READER = 3  # ... and with tables that are stored field by field
 
 ALIGNMENT = 4096
 DIGEST_BYTES = 32

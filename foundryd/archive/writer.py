@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from foundryd.archive.codecs import CODECS
-from foundryd.archive.format import MIN_READER, MINOR, WINDOWS_READER, Frame, SectionEntry, digest, image_section
+from foundryd.archive.format import (
+    INTERLEAVED_READER,
+    MIN_READER,
+    MINOR,
+    WINDOWS_READER,
+    Frame,
+    SectionEntry,
+    digest,
+    image_section,
+)
 from foundryd.archive.index import Index
 from foundryd.errors import ArchiveError, UsageError
 
@@ -35,6 +44,7 @@ class ArchiveWriter:
     Parameters
     ----------
     path : where the archive shall be; the folder must exist and be writable.
+    fast : compress little, because the file is read once and then gone.
 
     Raises
     ------
@@ -42,8 +52,9 @@ class ArchiveWriter:
         The folder or the file cannot be written.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, fast: bool = False) -> None:
         self.path = Path(path)
+        self._fast = fast
         self._frame = Frame()
         self._by_name: dict[str, SectionEntry] = {}
         self._finished = False
@@ -92,7 +103,7 @@ class ArchiveWriter:
             return name
         if view.nbytes == 0:
             codec, params = "raw", {}
-        stored, stored_params = CODECS[codec].encode(view, params)
+        stored, stored_params = CODECS[codec].encode(view, params, fast=self._fast)
         stored = _flat(stored)
         entry = SectionEntry(
             name=name,
@@ -120,6 +131,12 @@ class ArchiveWriter:
         name = f"{kind}/{digest(_flat(words)).hex()[:32]}-{rows}x{cols}"
         return self.add(name, words, "columns", rows=rows, cols=cols)
 
+    def put_rows(self, kind: str, table: npt.NDArray[Any]) -> str:
+        """Adds a table of structs of uint32, each field as differences from row to row; returns the name."""
+        fields = table.dtype.itemsize // 4
+        name = f"{kind}/{digest(_flat(table)).hex()[:32]}"
+        return self.add(name, table, "columns", rows=fields, cols=len(table), interleaved=1)
+
     def add_image(self, image: Data) -> str:
         """Adds a module image as ``module/<digest>`` and returns its digest, the blake3 of its bytes in hex."""
         name = digest(_flat(image)).hex()
@@ -136,6 +153,8 @@ class ArchiveWriter:
         """
         self._check_open()
         min_reader = WINDOWS_READER if any(v.windows is not None for v in index.variants) else MIN_READER
+        if any("interleaved" in entry.params for entry in self._by_name.values()):
+            min_reader = INTERLEAVED_READER
         header, directory = self._frame.close(index, minor=MINOR, min_reader=min_reader)
         self._write(memoryview(directory), header.index_offset)
         self._write(memoryview(header.pack()), 0)

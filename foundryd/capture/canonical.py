@@ -196,25 +196,26 @@ def field_table(nodes: np.ndarray, function_fields: list[list[tuple[int, int]]])
     memcpy or memset node is fields of 8 bytes.
     """
     start = int(nodes.nbytes)
-    table = [np.stack([np.arange(0, start, 4), np.full(start // 4, 4)], axis=1)] if start else []
-    for node in nodes:
-        base = start + int(node["param_offset"])
-        if node["type"] == KERNEL:
-            fields = function_fields[int(node["function"])]
-            if fields:
-                table.append(np.add(fields, [base, 0]))
-        elif node["param_bytes"]:
-            count = int(node["param_bytes"]) // 8
-            table.append(np.stack([base + 8 * np.arange(count), np.full(count, 8)], axis=1))
-    return np.concatenate(table).astype(np.int64) if table else np.zeros((0, 2), np.int64)
+    numbers = np.stack([np.arange(0, start, 4), np.full(start // 4, 4)], axis=1)
+    # A layout of no fields ends the table, so that nodes without a function have one to point at.
+    layouts = np.array([f for fields in function_fields for f in fields] + [(0, 0)], np.int64)
+    sizes = np.array([len(fields) for fields in function_fields] + [0], np.int64)
+    kernel = nodes["type"] == KERNEL
+    function = np.where(kernel, nodes["function"], len(function_fields)).astype(np.int64)
+    counts = np.where(kernel, sizes[function], nodes["param_bytes"].astype(np.int64) // 8)
+    owners = np.repeat(np.arange(len(nodes)), counts)
+    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    declared = layouts[np.where(kernel[owners], (np.cumsum(sizes) - sizes)[function[owners]] + within, 0)]
+    plain = np.stack([8 * within, np.full(len(within), 8)], axis=1)
+    table = np.where(kernel[owners][:, None], declared, plain)
+    table[:, 0] += start + nodes["param_offset"][owners].astype(np.int64)
+    return np.concatenate([numbers, table]).astype(np.int64)
 
 
 def wide_words(graph: Graph, function_fields: list[list[tuple[int, int]]]) -> np.ndarray:
     """Offsets in the block, int64 [n], of every aligned 8-byte word of a parameter that could hold an address."""
-    offsets: list[int] = []
-    for offset, size in field_table(graph.nodes, function_fields)[
-        len(graph.nodes) * graph.nodes.dtype.itemsize // 4 :
-    ].tolist():
-        first = -(-offset // 8) * 8
-        offsets.extend(range(first, offset + size - 7, 8))
-    return np.array(offsets, np.int64)
+    fields = field_table(graph.nodes, function_fields)[graph.param_start() // 4 :]
+    first = (fields[:, 0] + 7) // 8 * 8
+    counts = np.maximum(fields.sum(axis=1) - first, 0) // 8
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.asarray(np.repeat(first, counts) + 8 * within)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from cuda.bindings import driver
 
 from foundryd._native import _hook
 from foundryd.archive.dtypes import noise_dtype
-from foundryd.capture.canonical import template_key
+from foundryd.capture.canonical import field_table, template_key
 from foundryd.capture.journal import FORGETFUL, Journal
 from foundryd.capture.proofs import StateOf, prove_dead, prove_noise
 from foundryd.capture.recording import Proofs, Recording
@@ -66,7 +67,8 @@ def prove(
     """What the control run proves.
 
     ``references`` are the recordings to compare with; the first is the one that other ranks will be described by, and
-    noise of a member is proven to do no harm with what that one's template has in its place, too.
+    noise of a member is proven to do no harm with what that one's template has in its place, too.  Where several
+    controls share the graphs (``Journal.graphs``), it is what this one proves of its own.
     Raises ``CaptureError`` if no reference is a capture of the same rank.
     """
     same = next((r for r in references if r.rank == ours.rank), None)
@@ -76,16 +78,18 @@ def prove(
             f"the control run repeats rank {ours.rank}, but the recordings beside it are of ranks {ranks}"
         )
     journal = trials.journal
+    seconds: dict[str, float] = {}
     stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         windows = hook.windows()
-        replays = [_replay(native, stream) for native in natives]
+        mine = journal.graphs(len(natives))
+        replays = [_replay(natives[graph], stream) for graph in mine]
         keys = [graph.key for graph in ours.graphs]
         # Harmless in one state says too little of what the rank may decide.
         strays = trials.strays if trials.varied else ()
         with (
             Memory(hook, windows=windows, rank=ours.rank) as memory,
-            _Suspects(hook, module_ids, ours, references, strays, stream) as words,
+            _Suspects(hook, module_ids, ours, references, mine, strays, stream) as words,
         ):
             # What this rank sees of its peers they see of this rank, and no replay here shows what theirs read.
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
@@ -94,11 +98,17 @@ def prove(
                 journal.enter_state(seed)
                 state = _State(memory, keys, seed, trials)
                 state.enter()
-                memory.begin([state.prepared(graph, replay) for graph, replay in enumerate(replays)])
+                began = time.monotonic()
+                memory.begin([state.prepared(graph, replay) for graph, replay in zip(mine, replays, strict=True)])
                 state_of = state.of if state.by_graph else None
-                dead = prove_dead(memory, replays, dead, journal, state_of)
+                kept = time.monotonic()
+                dead = prove_dead(memory, replays, dead, journal, state_of, graphs=mine, gently=seed is None)
+                tried = time.monotonic()
                 words.prove(memory, journal, state_of)
-            return Proofs(sorted(dead), words.proven(strays=False), words.proven(strays=True), trials.varied)
+                spent = {"memory": kept - began, "dead": tried - kept, "noise": time.monotonic() - tried}
+                seconds |= {f"{part}, state {seed}": took for part, took in spent.items()}
+            noise, proven_strays = words.proven(strays=False), words.proven(strays=True)
+            return Proofs(sorted(dead), noise, proven_strays, trials.varied, seconds)
     finally:
         call("cuStreamDestroy", stream)
 
@@ -152,7 +162,8 @@ def _replay(native: CapturedGraph, stream: Any) -> Callable[[], None]:
 
 def _comparable(one: Recording, other: Recording) -> bool:
     """Whether two ranks may turn out to be of one class."""
-    return [len(g.block) for g in one.graphs] == [len(g.block) for g in other.graphs]
+    sizes, others = ([(len(g.nodes), len(g.params)) for g in r.graphs] for r in (one, other))
+    return sizes == others
 
 
 def _positions(words: np.ndarray) -> np.ndarray:
@@ -169,6 +180,7 @@ class _Suspects:
         module_ids: Sequence[int],
         ours: Recording,
         references: Sequence[Recording],
+        mine: Sequence[int],
         strays: Strays,
         stream: Any,
     ) -> None:
@@ -181,14 +193,20 @@ class _Suspects:
             for graph, described in zip(ours.graphs, references[0].graphs, strict=True):
                 self._stored.append(firsts.setdefault(template_key(graph), described.params))
         members = len(ours.graphs)
-        fields = ours.fields()[:members]
-        view, *views = (RankView(r.rank, r.blocks()[:members]) for r in (ours, *alike))
+        numbers = np.array(mine, np.uint32)
+        layouts = [f.fields for f in ours.functions]
+        fields = [field_table(ours.graphs[graph].nodes, layouts) for graph in mine]
+        view, *views = (RankView(r.rank, [r.graphs[graph].block for graph in mine]) for r in (ours, *alike))
         noise = noise_candidates(view, views[0], fields, others=views[1:])
-        extra = stray_candidates(view, views, strays, noise)
+        places = {graph: place for place, graph in enumerate(mine)}
+        own = [(places[block], offset, width) for block, offset, width in strays if block in places]
+        extra = stray_candidates(view, views, own, noise)
+        for rows in (noise, extra):
+            rows["block"] = numbers[rows["block"]]
         in_kernels = np.zeros(len(extra), bool)
         for block in np.unique(extra["block"]).tolist():
-            mine = extra["block"] == block
-            in_kernels[mine] = ours.graphs[block].in_kernels(extra["offset"][mine])
+            at = extra["block"] == block
+            in_kernels[at] = ours.graphs[block].in_kernels(extra["offset"][at])
         extra = extra[in_kernels]
         words = noise
         if len(extra):

@@ -22,7 +22,13 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._state: Any = None
+        self._share = _share(path)
         self.fatal = set(unended(path)) if path is not None else set()
+
+    def graphs(self, count: int) -> range:
+        """Those of ``count`` graphs that this control is to prove; others prove the rest."""
+        place, controls = self._share
+        return range(place, count, controls)
 
     def enter_state(self, state: Any) -> None:
         """Says in which of the engine's states the trials that follow are made."""
@@ -59,9 +65,21 @@ def unended(path: Path) -> list[str]:
         what, _, name = line.partition(" ")
         if what == "begin":
             open_trials[name] = True
-        else:
+        elif what == "end":
             open_trials.pop(name, None)
     return list(open_trials)
+
+
+def write_share(path: Path, place: int, controls: int) -> None:
+    """Begins the journal of one of several controls: the graphs of that place and every ``controls`` further."""
+    path.write_text(f"graphs {place} {controls}\n")
+
+
+def _share(path: Path | None) -> tuple[int, int]:
+    """Place and number of controls of a journal that ``write_share`` began; all graphs are one's without it."""
+    first = path.read_text().partition("\n")[0] if path is not None and path.exists() else ""
+    what, *numbers = first.split(" ")
+    return (int(numbers[0]), int(numbers[1])) if what == "graphs" else (0, 1)
 
 
 FORGETFUL = Journal(None)

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def capture(
         raise CaptureError(f"ranks {sorted(seen)} are to be sampled and held out: inference must not see them")
     for rank in spec.held_out or ():
         mesh.check(rank)
-    with tempfile.TemporaryDirectory(prefix="foundryd-capture-") as folder:
-        runs = Runs(mesh, spec, Path(folder), progress)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-capture-"))
+        runs = stack.enter_context(Runs(mesh, spec, Path(folder), progress))
         classes = _classes(mesh, spec.requested, runs)
         merges = [_capture_class(mesh, members, runs, spec.held_out or ()) for members in classes]
         for merged in merges:
@@ -127,7 +129,9 @@ def _publish(output: Path, merges: Sequence[Merge], append: bool) -> None:
 
 def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequence[Sequence[int]]:
     """The rank classes; captures what it takes to know them."""
-    runs.run_all(sample(mesh, requested).ranks)
+    first = sample(mesh, requested)
+    runs.start_control(first.control, first.ranks)
+    runs.run_all(first.ranks)
     while True:
         keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
         if len(set(keys.values())) > 1 and runs.again():
@@ -230,10 +234,9 @@ def _confirm(merged: Merge, held_out: Sequence[int], runs: Runs) -> dict[int, He
     mismatches: dict[int, HeldOutMismatch] = {}
 
     def check(ranks: Sequence[int]) -> None:
-        runs.run_all(ranks)
-        for rank in ranks:
+        for rank, recording in zip(ranks, runs.run_all_like(ranks, merged.reference), strict=True):
             try:
-                merged.add_images(runs.run_like(rank, merged.reference))
+                merged.add_images(recording)
             except HeldOutMismatch as mismatch:
                 mismatches[rank] = mismatch
 
@@ -250,10 +253,9 @@ def _code_differs(recordings: Sequence[Recording]) -> bool:
 def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, Sampling]:
     """Rules from the sampled ranks, with more samples or repeats where these are needed to tell."""
     while True:
+        # One that came late may still have had cold caches.
         runs.run_all(sampling.ranks)
-        for rank in sampling.ranks:
-            runs.run_like(rank, runs.recordings[sampling.ranks[0]])  # one that came late may still have had cold caches
-        recordings = [runs.recordings[rank] for rank in sampling.ranks]
+        recordings = runs.run_all_like(sampling.ranks, runs.recordings[sampling.ranks[0]])
         witnesses = [rank for rank in suspects.witnesses if rank not in sampling.ranks]
         suspects.add(unruled(recordings, sampling.members), recordings[0])
         control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(suspects.words))

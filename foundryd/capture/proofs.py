@@ -44,17 +44,21 @@ def prove_dead(
     candidates: set[int],
     journal: Journal = FORGETFUL,
     state_of: StateOf | None = None,
+    *,
+    graphs: Sequence[int] | None = None,
+    gently: bool = True,
 ) -> set[int]:
     """Those of ``candidates`` (addresses of ranges) whose prior bytes no replay depends on.
 
-    ``replays`` run one graph each, the same way each time, and wait for it.  A range that seems to hold addresses of
-    memory is not tried.  What is found holds for memory as ``begin`` took it or, for each graph, as ``state_of`` puts
-    it; memory is left as ``begin`` took it.
+    ``replays`` run one graph each, the same way each time, and wait for it; ``graphs`` are their numbers.  A range
+    that seems to hold addresses of memory is not tried.  Without ``gently`` all are overwritten at once, as is right
+    for what was tried gently in another state of the engine.  What is found holds for memory as ``begin`` took it or,
+    for each graph, as ``state_of`` puts it; memory is left as ``begin`` took it.
     """
     suspects = memory.movable(candidates)
-    how = 0
-    for mutations in _MUTATIONS:
-        for graph, replay in enumerate(replays):
+    how = 0 if gently else len(_MUTATIONS[0])
+    for mutations in _MUTATIONS if gently else _MUTATIONS[1:]:
+        for graph, replay in zip(range(len(replays)) if graphs is None else graphs, replays, strict=True):
             if not suspects:
                 break
             with nullcontext() if state_of is None else state_of(graph):
@@ -149,7 +153,8 @@ def prove_noise(
         if not any(np.array_equal(values, earlier) for earlier in given[:number]):
             words = survivors(words, f"as in capture {number}", other)
     wild = graph.params ^ generator.integers(1, 256, len(graph.params), np.uint8)
-    words = np.sort(survivors(words, "at random", wild), order="offset")
+    words = survivors(words, "at random", wild)
+    words = words[np.argsort(words["offset"], kind="stable")]
     memory.restore()
     return words
 

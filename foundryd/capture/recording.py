@@ -7,6 +7,8 @@ reference rank's recording and the rules.
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +26,11 @@ from foundryd.archive.members import GraphParts, TemplateReader, add_template
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
-from foundryd.errors import ArchiveFormatError
+from foundryd.errors import ArchiveFormatError, CaptureError
 from foundryd.rankpatch.noise import span_bytes
 from foundryd.session.arrays import decode_outputs, encode_outputs, freeze_key
+
+_PATIENCE = 3600.0  # seconds; whoever announced a recording ends those who wait long before
 
 
 @dataclass
@@ -63,12 +67,14 @@ class Proofs:
     noise, strays : rows of ``noise_dtype`` on which no output depends: words in which two captures of a rank differ,
         and words that ``Strays`` named.
     varied : whether this holds in more than one state of the engine.
+    seconds : what the proofs took, by their part.
     """
 
     dead: list[int] = field(default_factory=list)
     noise: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
     strays: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
     varied: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -167,7 +173,7 @@ class Recording:
             "graphs": [g.key for g in self.graphs],
             "outputs": [encode_outputs(g.outputs) for g in self.graphs],
             "engine": self.engine,
-            "templates": [template_key(g) for g in self.graphs],
+            "templates": [blake3.blake3(template_key(g)).digest() for g in self.graphs],
             "functions": self.functions,
             "modules": [(m.api, [(name, len(data)) for name, data in m.globals]) for m in self.modules],
             "symbols": self.symbols,
@@ -286,7 +292,7 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         relocations=writer.put("relocations", np.concatenate([recording.relocations, _in_blocks(recording)])),
         windows=windows,
         engine=recording.engine,
-        noise=writer.put("noise", ranked.noise) if len(ranked.noise) else "",
+        noise=writer.put_rows("noise", ranked.noise) if len(ranked.noise) else "",
     )
 
 
@@ -307,13 +313,14 @@ def _pack_graphs(
     groups: dict[bytes, list[int]] = {}
     for i, graph in enumerate(recording.graphs):
         groups.setdefault(template_key(graph), []).append(i)
+    bounds = np.searchsorted(noise["block"], np.arange(len(recording.graphs) + 1))
     templates: list[ix.Template] = []
     numbers: dict[int, int] = {}
     for places in groups.values():
         first = recording.graphs[places[0]]
         parts = []
         for place in places:
-            graph, mine = recording.graphs[place], noise[noise["block"] == place]
+            graph, mine = recording.graphs[place], noise[bounds[place] : bounds[place + 1]]
             at = span_bytes(mine["offset"], mine["width"]) - graph.param_start()
             params = graph.params.copy()
             params[at] = first.params[at]
@@ -338,17 +345,40 @@ def make_index(
 def save(recording: Recording, path: Path) -> None:
     """Writes a recording; raises ``ArchiveError``."""
     proofs = recording.proofs
-    with ArchiveWriter(path) as writer:
+    with ArchiveWriter(path, fast=True) as writer:
         variant = pack(writer, recording, unranked(recording))
         notes = {"rank": recording.rank, **recording.notes}
         if proofs is not None:
-            words = {name: writer.put("noise", getattr(proofs, name)) for name in ("noise", "strays")}
-            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, **words}
+            words = {name: writer.put_rows("noise", getattr(proofs, name)) for name in ("noise", "strays")}
+            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, "seconds": proofs.seconds, **words}
         writer.finish(make_index("recording", recording.identity, [variant], notes))
 
 
+def announce(path: Path) -> None:
+    """Says that the recording ``path`` is still to come, so that ``load`` waits for it; see ``deliver``."""
+    path.with_suffix(".pending").touch()
+
+
+def deliver(path: Path, source: Path) -> None:
+    """Puts the file ``source`` where a recording was announced."""
+    os.link(source, path)
+    path.with_suffix(".pending").unlink()
+
+
+def _await(path: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not path.exists() and path.with_suffix(".pending").exists():
+        if time.monotonic() > end:
+            raise CaptureError(
+                f"the recording {path} was announced and has not come for {_PATIENCE:.0f} s: capture again, with fewer "
+                "launches side by side if the others are slow"
+            )
+        time.sleep(0.05)
+
+
 def load(path: Path) -> Recording:
-    """Reads a recording back; raises ``ArchiveError``."""
+    """Reads a recording back, once it is there if it was announced; raises ``ArchiveError`` and ``CaptureError``."""
+    _await(path)
     with ArchiveReader.open(path) as reader:
         reader.verify()
         if reader.index.kind != "recording" or len(reader.index.variants) != 1:
@@ -359,7 +389,7 @@ def load(path: Path) -> Recording:
         if "proofs" in recording.notes:
             notes = recording.notes.pop("proofs")
             words = {name: np.array(reader.array(notes[name], noise_dtype)) for name in ("noise", "strays")}
-            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], **words)
+            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], seconds=notes["seconds"], **words)
         return recording
 
 

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from foundryd import _native
-from foundryd.capture.journal import unended, write_strays
-from foundryd.capture.recording import Recording, load
+from foundryd.capture.journal import unended, write_share, write_strays
+from foundryd.capture.recording import Recording, announce, deliver, load, save
+from foundryd.capture.shares import joined
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
@@ -34,10 +35,11 @@ class CaptureSpec:
     """What to capture.
 
     ``command`` is the engine's own, run once for each captured rank with ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE``
-    set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of
-    every launch stays; up to ``jobs`` launches run side by side on the device.  ``allow_opaque_modules`` captures
-    modules whose globals cannot be listed, too.  ``held_out`` are ranks that the rules must predict; without them it is
-    one of each class.
+    set; ``deadline`` is in seconds for one launch; in the folder ``logs`` the output of every launch stays.  Up to
+    ``jobs`` launches run side by side on the device, and ``controls`` of them share the proofs; where that leaves room,
+    controls start beside the ranks that they are compared with.  ``allow_opaque_modules`` captures modules whose
+    globals cannot be listed, too.  ``held_out`` are ranks that the rules must predict; without them it is one of each
+    class.
     """
 
     variant: str
@@ -50,6 +52,7 @@ class CaptureSpec:
     jobs: int = 1
     allow_opaque_modules: bool = False
     held_out: Sequence[int] | None = None
+    controls: int = 1
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
@@ -87,8 +90,21 @@ class _Launch:
     journal: Path | None = None
 
 
+@dataclass
+class _Early:
+    """Controls that were started beside the ranks ``others``, whose recordings they await at ``awaited``."""
+
+    rank: int
+    others: Sequence[int]
+    awaited: Sequence[Path]
+    strays: Path
+    paths: list[Path] = field(default_factory=list)  # of their own recordings
+    made: Sequence[Future[tuple[Path, Recording]]] = ()
+    abandoned: bool = False
+
+
 class Runs:
-    """Launches of the engine, one a rank; recordings stay in ``folder``."""
+    """Launches of the engine, one a rank; recordings stay in ``folder``.  Leaving it ends what still runs."""
 
     def __init__(self, mesh: Mesh, spec: CaptureSpec, folder: Path, progress: Progress) -> None:
         self._mesh = mesh
@@ -101,9 +117,18 @@ class Runs:
         self._repeats: dict[int, tuple[Path, Recording]] = {}
         self._controls: list[tuple[int, Path, Recording]] = []
         self._lock = threading.Lock()
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[Path, subprocess.Popen[bytes]] = {}
         self._stopped = False
         self._logs = 0
+        self._early: _Early | None = None
+        self._workers = ThreadPoolExecutor(min(spec.jobs, spec.controls))
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._workers.shutdown(cancel_futures=True)
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
@@ -127,13 +152,13 @@ class Runs:
         self.recordings.update(zip(cold, made, strict=True))
         return bool(cold)
 
-    def run_like(self, rank: int, reference: Recording) -> Recording:
-        """The recording of ``rank``, captured again if it is not built like the reference."""
-        recording = self.run(rank)
-        if recording.structure_key() != reference.structure_key() and rank not in self._warm:
+    def run_all_like(self, ranks: Sequence[int], reference: Recording) -> list[Recording]:
+        """The recordings of ``ranks``, captured again if one is not built like the reference."""
+        self.run_all(ranks)
+        key = reference.structure_key()
+        if any(rank not in self._warm and self.recordings[rank].structure_key() != key for rank in ranks):
             self.again()
-            recording = self.recordings[rank]
-        return recording
+        return [self.recordings[rank] for rank in ranks]
 
     def repeat(self, ranks: Sequence[int]) -> bool:
         """Captures each of the ranks another time, beside its recording; answers whether any was left to repeat."""
@@ -152,27 +177,87 @@ class Runs:
         controls = [(path, recording) for rank, path, recording in self._controls if rank in ranks]
         return [self._repeats[rank] for rank in ranks if rank in self._repeats] + controls
 
+    def start_control(self, rank: int, others: Sequence[int]) -> None:
+        """Launches the control of ``rank`` to be compared with ``others``, which are captured meanwhile.
+
+        Without room for all of them side by side, it does nothing.
+        """
+        if self._early is not None or self._spec.jobs < len(others) + self._spec.controls:
+            return
+        awaited = [self._folder / f"awaited-{other}.recording" for other in others]
+        for path in awaited:
+            announce(path)
+        strays = self._folder / "awaited.strays"
+        early = self._early = _Early(rank, list(others), awaited, strays)
+        early.made = self._start_controls(rank, awaited, strays, early)
+
     def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
-        path = self._folder / f"control-{rank}-{len(self._controls)}.recording"
-        journal, listed = self._folder / f"control-{rank}.journal", path.with_suffix(".strays")
-        write_strays(listed, strays)
-        references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
+        early, self._early = self._early, None
+        if early is not None and (early.rank, early.others) == (rank, list(others)) and not self._further(others):
+            write_strays(early.strays, strays)
+            for path, other in zip(early.awaited, others, strict=True):
+                deliver(path, self._path(other))
+            made = early.made
+        else:
+            if early is not None:
+                self._stop(early)
+            listed = self._folder / f"control-{rank}-{len(self._controls)}.strays"
+            write_strays(listed, strays)
+            references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
+            made = self._start_controls(rank, references, listed)
+        wait(made, return_when=FIRST_EXCEPTION)
+        path, recording = self._joined([future.result() for future in made], others)
+        self._controls.append((rank, path, recording))
+        return recording
+
+    def _start_controls(
+        self, rank: int, references: Sequence[Path], strays: Path, early: _Early | None = None
+    ) -> list[Future[tuple[Path, Recording]]]:
+        """Launches as many controls as share the graphs."""
+        count, number = self._spec.controls, "early" if early is not None else len(self._controls)
+        name = f"the control of rank {rank}" if count == 1 else f"one of {count} controls of rank {rank}"
+        launches = []
+        for place in range(count):
+            own = "" if count == 1 else f"-{place}"
+            path = self._folder / f"control-{rank}-{number}{own}.recording"
+            if early is not None:
+                early.paths.append(path)
+            # What was fatal to one control is fatal to the next that has the same graphs.
+            journal = self._folder / f"control-{rank}{own}.journal"
+            if not journal.exists():
+                write_share(journal, place, count)
+            launches.append(_Launch(name, rank, path, references, strays, journal))
+        return [self._workers.submit(self._control, launch, early) for launch in launches]
+
+    def _control(self, launch: _Launch, early: _Early | None) -> tuple[Path, Recording]:
+        """One control, launched again when a trial was fatal to it."""
+        assert launch.journal is not None
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
-            known = len(unended(journal))
+            known = len(unended(launch.journal))
             try:
-                recording = self._capture(
-                    _Launch(f"the control of rank {rank}", rank, path, references, listed, journal)
-                )
+                recording = self._capture(launch)
+                if recording.proofs is not None:
+                    took = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in recording.proofs.seconds.items())
+                    self.progress(f"proofs of {len(recording.graphs)} graphs: {took}")
+                return launch.path, recording
             except CaptureError:
-                fatal = unended(journal)
-                if len(fatal) == known or attempt == _CONTROL_LAUNCHES:
+                fatal = unended(launch.journal)
+                ended = self._stopped or (early is not None and early.abandoned)
+                if ended or len(fatal) == known or attempt == _CONTROL_LAUNCHES:
                     raise
                 self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
-            else:
-                self._controls.append((rank, path, recording))
-                return recording
         raise AssertionError("the last launch returns or raises")
+
+    def _joined(self, made: Sequence[tuple[Path, Recording]], others: Sequence[int]) -> tuple[Path, Recording]:
+        """The recording of controls that shared the graphs, and where it is kept."""
+        if len(made) == 1:
+            return made[0]
+        references = [self.recordings[r] for r in others] + [recording for _, recording in self._further(others)]
+        recording = joined([one for _, one in made], references)
+        path = made[0][0].with_suffix(".joined")
+        save(recording, path)
+        return path, recording
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.recording"
@@ -191,11 +276,19 @@ class Runs:
             except BaseException:
                 # Nothing that was started may outlive the failure, and nothing more may start.
                 workers.shutdown(wait=False, cancel_futures=True)
-                with self._lock:
-                    self._stopped = True
-                    for process in self._running:
-                        _kill_group(process)
+                self._stop()
                 raise
+
+    def _stop(self, early: _Early | None = None) -> None:
+        """Ends the launches of ``early``, or all that run, after which no other begins."""
+        with self._lock:
+            if early is None:
+                self._stopped = True
+            else:
+                early.abandoned = True
+            for path, process in self._running.items():
+                if early is None or path in early.paths:
+                    _kill_group(process)
 
     def _capture(self, launch: _Launch) -> Recording:
         self.progress(f"capturing as {launch.what} of {self._mesh.world}")
@@ -220,7 +313,7 @@ class Runs:
                 # Whatever the engine started goes with it.
                 _kill_group(process)
                 with self._lock:
-                    self._running.remove(process)
+                    self._running.pop(launch.path, None)
         tail = log.read_text(errors="replace").strip()[-2000:]
         if code is None:
             raise CaptureError(
@@ -246,7 +339,7 @@ class Runs:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._running.append(process)
+            self._running[launch.path] = process
             return process
 
     def _log(self, name: str) -> Path:

@@ -29,6 +29,9 @@ def capture(
     driver: Annotated[str, typer.Option(help="auto, cuda, or soft for the software driver.")] = "auto",
     deadline: Annotated[float, typer.Option(help="Seconds for one launch of the engine.")] = 900.0,
     jobs: Annotated[int, typer.Option(min=1, help="Launches side by side on the device, if memory allows.")] = 1,
+    controls: Annotated[
+        int, typer.Option(min=1, help="Controls that share the proofs side by side; they start early if --jobs allows.")
+    ] = 1,
     logs: Annotated[Path | None, typer.Option(help="A folder to keep the output of every launch in.")] = None,
     allow_opaque_modules: Annotated[
         bool,
@@ -55,6 +58,7 @@ def capture(
         jobs=jobs,
         allow_opaque_modules=allow_opaque_modules,
         held_out=_ranks("--held-out", held_out),
+        controls=controls,
     )
     started = time.monotonic()
 

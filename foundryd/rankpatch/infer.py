@@ -14,7 +14,16 @@ from foundryd._native import _rankpatch
 from foundryd.errors import UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, Truth, explain
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import HALVES, ProvenNoise, byte_mask, entries, positions_of, proven_bytes, span_bytes
+from foundryd.rankpatch.noise import (
+    HALVES,
+    ProvenNoise,
+    byte_mask,
+    entries,
+    places_by_block,
+    positions_of,
+    proven_bytes,
+    span_bytes,
+)
 from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import WHOLE, missing_ranks
 from foundryd.rankpatch.words import (
@@ -201,11 +210,14 @@ class _Work:
 
     def _add_unseen(self, words: Words, proven_strays: ProvenNoise) -> None:
         """Adds noise for strays in which these captures do not differ, but another did."""
-        table = entries(proven_strays)
-        for number in np.unique(table[0]).tolist():
-            stray, seen = table[0] == number, words.block == number
+        block, offset, width = entries(proven_strays)
+        if not len(block):
+            return
+        count = int(block.max()) + 1
+        mine, own = places_by_block(block, count), places_by_block(words.block, count)
+        for number, (stray, seen) in enumerate(zip(mine, own, strict=True)):
             free = np.setdiff1d(
-                span_bytes(table[1][stray], table[2][stray]), positions_of(words.offset[seen], words.inside[seen])
+                span_bytes(offset[stray], width[stray]), positions_of(words.offset[seen], words.inside[seen])
             )
             rules = _no_rules(len(free))
             rules["block"], rules["offset"], rules["width"], rules["kind"] = number, free, 1, RuleKind.NOISE
@@ -285,7 +297,9 @@ class _Work:
             tables = entries.reshape(-1)
             self.rules.append(rules)
         every = np.concatenate([_no_rules(0), *self.rules])
-        return Inference(every[np.lexsort((every["offset"], every["block"]))], tables, [])
+        # What was added together ascends already, which a stable sort of one number makes use of.
+        place = every["block"].astype(np.uint64) << np.uint64(32) | every["offset"]
+        return Inference(every[np.argsort(place, kind="stable")], tables, [])
 
 
 def _settle_noise(words: Words, noisy: Bits, proven: Bits) -> tuple[Bits, Truth]:

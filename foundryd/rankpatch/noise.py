@@ -155,21 +155,31 @@ def proven_bytes(proven: ProvenNoise, words: Words, fields: Sequence[Integers], 
     if unknown.any():
         at = int(np.flatnonzero(unknown)[0])
         raise UsageError(f"block {block[at]}, offset {offset[at]} is proven noise but no word of the captures: drop it")
-    for number in np.unique(block).tolist():
-        mine = block == number
-        begin, bytes_ = offset[mine], width[mine]
+    mine, own = places_by_block(block, len(lengths)), places_by_block(words.block, len(lengths))
+    for number, (chosen, inside) in enumerate(zip(mine, own, strict=True)):
+        if not len(chosen) or not len(inside):
+            continue
+        begin, bytes_ = offset[chosen], width[chosen]
         unsized = bytes_ == 0
         if unsized.any():
             start, size, kind = locate(begin[unsized], fields[number], lengths[number])
             shift = np.where(kind == Kind.STRUCT, (begin[unsized] - start) // 4 * 4, 0)
             begin[unsized] = start + shift
             bytes_[unsized] = np.where(kind == Kind.STRUCT, np.minimum(4, size - shift), size)
-        covered = np.unique(span_bytes(begin, bytes_))
-        inside = np.flatnonzero(words.block == number)
+        # One truth value for each byte of the block: words are many, and to search them takes far longer.
+        covered = np.zeros(lengths[number] + 8, np.bool_)
+        covered[span_bytes(begin, bytes_)] = True
         for byte in range(8):
-            found = np.isin(words.offset[inside] + byte, covered) & (words.size[inside] > byte)
+            found = covered[words.offset[inside] + byte] & (words.size[inside] > byte)
             masks[inside[found]] |= np.uint8(1 << byte)
     return masks
+
+
+def places_by_block(block: npt.NDArray[np.integer], count: int) -> list[Integers]:
+    """For each of ``count`` blocks the places in ``block`` where its number is, ascending."""
+    order = np.argsort(block, kind="stable")
+    bounds = np.searchsorted(block[order], np.arange(count + 1)).tolist()
+    return [order[begin:end] for begin, end in pairwise(bounds)]
 
 
 def entries(proven: ProvenNoise) -> tuple[Integers, Integers, Integers]:

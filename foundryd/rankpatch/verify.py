@@ -12,6 +12,7 @@ import numpy.typing as npt
 from foundryd._native import _rankpatch
 from foundryd.errors import HeldOutMismatch
 from foundryd.rankpatch.mesh import Coordinate, Mesh
+from foundryd.rankpatch.noise import places_by_block
 from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.words import (
     Block,
@@ -120,19 +121,20 @@ def check_held_out(
     wrong = 0
     strays: list[tuple[int, int, int]] = []
     garbage = beside = True
+    noise_of, needed_of = (places_by_block(rows["block"], len(predicted)) for rows in (noise, needed))
     for number, (block, found) in enumerate(zip(predicted, held_out.blocks, strict=True)):
         positions = _rankpatch.differing(block, [found], 1).astype(np.int64)
         if not positions.size:
             continue
         padding = locate(positions, boundaries[number], len(found))[2] == Kind.PADDING
-        mine = noise[noise["block"] == number]
+        mine = noise[noise_of[number]]
         positions = positions[~padding & ~_covered(positions, mine)]
         if positions.size:
             offset, size, kind = locate(positions, boundaries[number], len(found))
             garbage &= bool(may_be_garbage(kind, size).all())
             beside &= bool(_beside(positions, offset, size, mine).all())
             strays += sorted({(number, *word) for word in zip(offset.tolist(), size.tolist(), strict=True)})
-            words = np.unique(_words_of(positions, needed[needed["block"] == number]))
+            words = np.unique(_words_of(positions, needed[needed_of[number]]))
             wrong += words.size
             first = first or (number, int(words[0]))
     if first is not None:

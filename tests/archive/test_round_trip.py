@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.format import ALIGNMENT, digest
 from foundryd.archive.identity import MachineIdentity
 from foundryd.archive.index import Index
@@ -105,6 +106,36 @@ def test_columns_make_arithmetic_members_nearly_free(tmp_path: Path, empty_index
     with ArchiveReader.open(tmp_path / "a.foundry") as reader:
         assert reader.entry(all_members).stored < matrix.nbytes / 50
         assert reader.entry(all_members).stored < 1.1 * reader.entry(one).stored
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5000])
+@pytest.mark.parametrize("fast", [False, True])
+def test_rows_come_back_as_they_were_put_in(tmp_path: Path, empty_index: Index, count: int, fast: bool) -> None:
+    random = np.random.default_rng(count)
+    rows = np.zeros(count, noise_dtype)
+    for field in noise_dtype.names:
+        rows[field] = random.integers(0, 2**32, count, dtype=np.uint32)
+    with ArchiveWriter(tmp_path / "a.foundry", fast=fast) as writer:
+        name = writer.put_rows("noise", rows)
+        writer.finish(empty_index)
+    with ArchiveReader.open(tmp_path / "a.foundry") as reader:
+        reader.verify()
+        assert np.array_equal(reader.array(name, noise_dtype), rows)
+        assert reader.header.min_reader == (3 if count else 0)
+
+
+def test_rows_that_repeat_in_every_graph_cost_little_more_than_one_graphs(tmp_path: Path, empty_index: Index) -> None:
+    random = np.random.default_rng(1)
+    one = np.zeros(5000, noise_dtype)
+    one["offset"] = np.cumsum(random.integers(8, 40, len(one)))
+    one["width"] = random.integers(1, 5, len(one))
+    rows = np.tile(one, 64)
+    rows["block"] = np.repeat(np.arange(64), len(one))
+    with ArchiveWriter(tmp_path / "a.foundry") as writer:
+        first, every = writer.put_rows("noise", one), writer.put_rows("noise", rows)
+        writer.finish(empty_index)
+    with ArchiveReader.open(tmp_path / "a.foundry") as reader:
+        assert reader.entry(every).stored < 1.2 * reader.entry(first).stored
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path, make_draft) -> None:

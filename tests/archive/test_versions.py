@@ -33,6 +33,7 @@ DIGESTS = {
     "1.0": "3dfa46cff58049265ab43682467762db9dc1cf7f03c930c08c182ccca2111e7e",
     "1.1": "e9cfe3f13b2d839719a4177c23b58a862df417ff04ab45170d3254120b3b86d6",
     "1.2": "48c58558a90fa48eb595fbcced084729f45cf8e984e0d2a09a8a7294667e3b50",
+    # Noise stored field by field, and communicators in the order of their declarations.
     "1.3": "af849fbf532ad8cc96ba2cca91630d56e39cb675ea2e5224a84fec934b6ad23f",
 }
 HERE = f"{frame.MAJOR}.{frame.MINOR}"

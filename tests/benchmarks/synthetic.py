@@ -261,5 +261,5 @@ class Decoder:
             rules=writer.put("rules", rules),
             tables=writer.put("tables", tables),
             relocations=writer.put("relocations", self.relocations()),
-            noise=writer.put("noise", self.noise()) if self.shape.noise else "",
+            noise=writer.put_rows("noise", self.noise()) if self.shape.noise else "",
         )

@@ -35,22 +35,24 @@ sys.exit(worker.main(sys.argv[2:]))
 """
 
 
-def capture(e2e, folder, states):
+def capture(e2e, folder, states, *options):
     config = e2e.config_of("tp=1")
     flags = e2e.worker_command(config)
     program = [*flags[:2], "-c", PROGRAM, states, *flags[4:]]
     return e2e.run_command(
-        "capture", "-o", folder / "noisy.foundry", "--variant", "tp=1", "--driver", "soft", "--json", "--", *program
-    )
+        "capture", "-o", folder / "noisy.foundry", "--variant", "tp=1", "--driver", "soft", "--json", *options,
+        "--", *program,
+    )  # fmt: skip
 
 
 def test_it_passes_for_noise_where_memory_has_one_state(e2e, tmp_path):
     assert capture(e2e, tmp_path, "still").code == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--jobs", "3", "--controls", "2")])
 @pytest.mark.parametrize("states", ["varied", "by-graph"])
-def test_it_is_refused_where_the_engine_can_vary_its_state(e2e, tmp_path, states):
-    done = capture(e2e, tmp_path, states)
+def test_it_is_refused_where_the_engine_can_vary_its_state(e2e, tmp_path, states, options):
+    done = capture(e2e, tmp_path, states, *options)
     assert done.code != 0
     assert "attend" in done.err
     assert not (tmp_path / "noisy.foundry").exists()

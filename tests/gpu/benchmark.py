@@ -17,10 +17,15 @@ from typing import Any
 import matrix
 from launch import Deadline, Program, Report, RunFailed, TimeUp, capture, daemon, native, restore
 
+from foundryd.archive.reader import ArchiveReader
+from foundryd.archive.sizes import stored_bytes
 from foundryd.rankpatch.mesh import Mesh
 
-# capture is also made by restore and pairs where there is no archive yet.
-STEPS = ("native", "floor", "capture", "restore", "pairs")
+# capture is also made by restore, pairs and switch where there is no archive yet.
+STEPS = ("native", "floor", "capture", "restore", "pairs", "switch", "plan")
+
+# For pairs of batch sizes, all graphs share as few executables as can be.
+_SHARED = {"FOUNDRYD_EXECUTABLES": "1"}
 
 Rows = list[dict[str, Any]]
 
@@ -28,9 +33,20 @@ Rows = list[dict[str, Any]]
 class Bench:
     """One world's benchmark."""
 
-    def __init__(self, out: Path, variant: str, arguments: Sequence[str], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        out: Path,
+        variant: str,
+        arguments: Sequence[str],
+        deadline: Deadline,
+        *,
+        jobs: int = 1,
+        controls: int = 1,
+        switched: str = "1,2,7,8",
+    ) -> None:
         self.name = f"bench-{variant.replace('=', '').replace(',', '-')}"
-        self._variant, self._world = variant, Mesh.parse(variant).world
+        self._variant, self.world = variant, Mesh.parse(variant).world
+        self._jobs, self._controls, self._switched = jobs, controls, switched
         self._arguments = ["--mesh", variant, *arguments]
         self._deadline = deadline
         self._archive = out / f"{self.name}.foundry"
@@ -51,11 +67,14 @@ class Bench:
         if "capture" in steps:
             self._step(["capture"], self._capture)
         restored = [step for step in ("restore", "pairs") if step in steps]
-        if restored:
-            if not self._captured() and "capture" not in steps:
-                self._step(["capture"], self._capture)
-            if self._captured():
-                self._step(restored, lambda: self._restore(restored))
+        if not self._captured() and "capture" not in steps and (restored or "switch" in steps):
+            self._step(["capture"], self._capture)
+        if restored and self._captured():
+            self._step(restored, lambda: self._restore(restored))
+        if "switch" in steps and self._captured():
+            self._step(["switch"], self._switch)
+        if "plan" in steps:
+            self._step(["plan"], self._plan)
         return rows(self.name, self.reports, self._troubles)
 
     def _step(self, names: Sequence[str], step: Callable[[], None]) -> None:
@@ -73,7 +92,7 @@ class Bench:
         more = () if "floor" in steps else ("--floor-repeats", "0")
         with self._partial(steps) as path:
             program = Program("bench.py", ("native", *self._arguments, *more, "--json", path))
-            reports = native(program, self._world, timeout=self._deadline.left(1800))
+            reports = native(program, self.world, timeout=self._deadline.left(1800))
         self.reports |= dict.fromkeys(steps, reports)
 
     def _captured(self) -> bool:
@@ -82,24 +101,50 @@ class Bench:
     def _capture(self) -> None:
         program = Program("bench.py", ("engine", *self._arguments))
         self.reports.pop("capture", None)
-        self.reports["capture"] = capture(
-            program, self._variant, self._world, self._archive, timeout=self._deadline.left(3600), echo=True
+        report = capture(
+            program,
+            self._variant,
+            self.world,
+            self._archive,
+            timeout=self._deadline.left(3600),
+            jobs=self._jobs,
+            controls=self._controls,
+            echo=True,
         )
+        with ArchiveReader.open(self._archive) as reader:
+            self.reports["capture"] = report | {"stored_bytes": stored_bytes(reader)}
 
     def _restore(self, steps: Sequence[str]) -> None:
         more = () if "pairs" in steps else ("--no-compare",)
         with self._partial(steps) as path, daemon([self._archive]) as runtime:
             program = Program("bench.py", ("engine", *self._arguments, *more, "--json", path))
             reports = restore(
-                self._archive, program, self._variant, self._world, runtime, timeout=self._deadline.left(1200)
+                self._archive, program, self._variant, self.world, runtime, timeout=self._deadline.left(1200)
             )
         self.reports |= dict.fromkeys(steps, reports)
+
+    def _switch(self) -> None:
+        arguments = ("engine", *self._arguments, "--no-compare", "--switch", self._switched)
+        with self._partial(["switch"]) as path, daemon([self._archive]) as runtime:
+            program = Program("bench.py", (*arguments, "--json", path))
+            self.reports["switch"] = restore(
+                self._archive,
+                program,
+                self._variant,
+                self.world,
+                runtime,
+                timeout=self._deadline.left(600),
+                environment=_SHARED,
+            )
+
+    def _plan(self) -> None:
+        (self.reports["plan"],) = native(Program("plan.py", ()), 1, timeout=self._deadline.left(120))
 
     @contextmanager
     def _partial(self, steps: Sequence[str]) -> Iterator[str]:
         """Where ranks write as they go; if they do not end, that is the report, where every rank wrote one."""
         pattern = f"{self.name}-{steps[-1]}-{{rank}}.json"
-        files = [self._file.with_name(pattern.format(rank=rank)) for rank in range(self._world)]
+        files = [self._file.with_name(pattern.format(rank=rank)) for rank in range(self.world)]
         for file in files:
             file.unlink(missing_ok=True)
         try:

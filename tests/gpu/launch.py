@@ -144,11 +144,12 @@ def capture(
     sample: str = "",
     held_out: str = "",
     jobs: int = 1,
+    controls: int = 1,
     echo: bool = False,
 ) -> Report:
     """Captures a program for a world of ``world`` ranks on one GPU; the command's figures."""
     options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", DRIVER, "--json"]
-    options += ["--jobs", str(jobs), *(["--sample", sample] if sample else [])]
+    options += ["--jobs", str(jobs), "--controls", str(controls), *(["--sample", sample] if sample else [])]
     options += ["--held-out", held_out] if held_out else []
     out = foundryd(
         "capture",

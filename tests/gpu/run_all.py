@@ -8,6 +8,7 @@ and the table is printed last, also when time was up or the program was told to 
     run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step native --batch-sizes 1-16 --part-limit 140
     run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step restore --batch-sizes 1-16 --part-limit 140
 
+The benchmark ends with a row for each figure that has a target (``targets.py``), and a plot where matplotlib is there.
 The status is 1 if anything failed or was late.
 """
 
@@ -31,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import benchmark
 import matrix
+import plot
+import targets
 from launch import PROGRAMS, STOP, Deadline, RunFailed, TimeUp, clean_environment, devices, run
 
 Rows = list[dict[str, Any]]
@@ -155,9 +158,21 @@ def run_benchmark(results: Results, out: Path, args: argparse.Namespace, gpus: i
     variants = args.bench_variant or [f"tp={n}" for n in (1, 2) if n <= gpus]
     sizes = ["--batch-sizes", args.batch_sizes] if args.batch_sizes else []
     steps = args.bench_step or benchmark.STEPS
+    beside = []
     for variant in variants:
-        bench = benchmark.Bench(out, variant, [*sizes, *args.bench_arguments], deadline)
+        bench = benchmark.Bench(
+            out,
+            variant,
+            [*sizes, *args.bench_arguments],
+            deadline,
+            jobs=args.capture_jobs,
+            controls=args.controls,
+            switched=args.switched,
+        )
         results.add(*bench.run(steps))
+        beside += targets.rows(bench.name, bench.world, bench.reports)
+        print(plot.draw(bench.name, bench.reports, out / f"{bench.name}.svg"), file=sys.stderr)
+    results.add(*beside)
 
 
 def run_hook_cost(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
@@ -216,6 +231,8 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--share-gpus", action="store_true", help="cases of several GPUs side by side, too")
     parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
+    parser.add_argument("--controls", type=int, default=1, help="controls of a capture that share its proofs")
+    parser.add_argument("--switched", default="1,2,7,8", help="batch sizes, two by two, that change executables")
     parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
     parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")
     parser.add_argument("--batch-sizes", help="of the benchmark, as in 1-64")

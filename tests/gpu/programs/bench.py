@@ -9,7 +9,11 @@ in the same process and compares replays of both, taken in turn.  The last line 
 Times of a restored engine all begin where it asks for its first graph, and end when ``restore`` returned
 (``restore_ms``), every graph can be replayed (``ready_ms``), the graph of the largest batch was replayed
 (``first_replay_ms``), and every graph has an executable of its own (``all_ready_ms``).  A native one has all of this at
-its ``ready_ms``.
+its ``ready_ms``.  ``from_restore`` has times that begin with the call of ``session.restore()``: until the hottest
+graph, the first one asked for, was replayed, until every graph can be, and until all have executables of their own.
+
+With ``--switch`` replays of two batch sizes in turn are timed where graphs share an executable
+(``FOUNDRYD_EXECUTABLES=1``), beside the driver's own update of native graphs of the same batch sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from cuda.bindings import driver
 from engine import Engine, add_arguments, batch_sizes
+
+from foundryd.errors import DriverCallFailed
+from foundryd.session.driver import call
 
 Replay = Callable[[], None]
 
@@ -141,17 +149,25 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     results = Results(rank, args)
     results.step("the engine is there")
     times: dict[str, float] = {}
+    since = Since(rank)
     with timed(times, "all_ready_ms"):
         with timed(times, "first_replay_ms"):
             with timed(times, "ready_ms"):
-                rank.prepare()
+                rank.prepare(partial(since.replayed, max(rank.batch_sizes)))
+            since.mark("all_served_ms")
             if not rank.capturing:
                 rank.replay(max(rank.batch_sizes))
         times["restore_ms"] = rank.timings["first_graph"]
         # Replays are compared, and memory is looked at, when every graph has an executable of its own.
         rank.graphs.wait()
-    results.step("captured" if rank.capturing else "restored", **times)
-    if not rank.capturing:
+        since.mark("all_own_ms")
+    results.step("captured" if rank.capturing else "restored", from_restore=since.marks, **times)
+    if not rank.capturing and args.switch:
+        switched: dict[str, Any] = {}
+        for pair in zip(args.switch[::2], args.switch[1::2], strict=True):
+            switched[f"{pair[0]} and {pair[1]}"] = asdict(switch(rank, pair, args))
+            results.step(f"executables changed, batches {pair[0]} and {pair[1]}", switched=switched)
+    elif not rank.capturing:
         compared: dict[str, Any] = {}
         memory = results["memory"]  # before native graphs come to it
         for batch in (batch for batch in args.compare if batch in rank.replayable):
@@ -165,6 +181,89 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
             )
     rank.close()
     return results
+
+
+class Since:
+    """Milliseconds since ``session.restore()`` was called; none of a rank that has no session."""
+
+    def __init__(self, rank: Engine) -> None:
+        self.marks: dict[str, float] = {}
+        self._rank, self._began = rank, 0.0
+        session = rank.graphs.session
+        if session is not None:
+            restore = session.restore
+
+            def begin(*arguments: Any, **more: Any) -> None:
+                self._began = time.perf_counter()
+                restore(*arguments, **more)
+                self.mark("returned_ms")
+
+            session.restore = begin  # type: ignore[method-assign]
+
+    def mark(self, name: str) -> None:
+        """Notes the time now."""
+        if self._began:
+            torch.cuda.synchronize()
+            self.marks[name] = (time.perf_counter() - self._began) * 1e3
+
+    def replayed(self, batch: int) -> None:
+        """Replays the graph that is there, and notes when it has ended."""
+        if self._began:
+            self._rank.replay(batch)
+            self.mark("hottest_ms")
+
+
+@dataclass
+class Switch:
+    """Medians in microseconds on the host.
+
+    ``again`` is a replay of the graph that has the executable, ``switching`` one of the other graph; ``update`` is
+    ``cuGraphExecUpdate`` from one native graph to the other, and ``launch`` a launch after it.  Why there is none of
+    the latter two, ``refused`` says.
+    """
+
+    again: float
+    switching: float
+    update: float | None
+    launch: float | None
+    refused: str = ""
+
+
+def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Switch:
+    """Times replays of two graphs in turn, and what the driver alone takes to change an executable."""
+
+    def host_us(action: Callable[[], Any]) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        action()
+        return (time.perf_counter() - began) * 1e6
+
+    replays = [partial(rank.replay, batch) for batch in pair]
+    times: dict[str, list[float]] = {"again": [], "switching": [], "update": [], "launch": []}
+    rounds = args.warm_up_rounds + args.rounds
+    for _ in range(rounds):
+        for replay in replays:
+            times["switching"].append(host_us(replay))
+            times["again"].append(host_us(replay))
+    refused = ""
+    pool = torch.cuda.graph_pool_handle()
+    natives = [capture_natively(partial(rank.step, batch), pool) for batch in pair]
+    graphs = [driver.CUgraph(int(native.graph.raw_cuda_graph())) for native in natives]
+    executable = call("cuGraphInstantiate", graphs[0], 0)
+    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    try:
+        for _ in range(rounds):
+            for graph in reversed(graphs):
+                times["update"].append(host_us(partial(call, "cuGraphExecUpdate", executable, graph)))
+                times["launch"].append(host_us(partial(call, "cuGraphLaunch", executable, stream)))
+    except DriverCallFailed as error:
+        refused = str(error)
+        times["update"] = times["launch"] = []
+    finally:
+        torch.cuda.synchronize()
+        call("cuGraphExecDestroy", executable)
+    middle = {name: statistics.median(v[2 * args.warm_up_rounds :]) if v else None for name, v in times.items()}
+    return Switch(**middle, refused=refused)
 
 
 @dataclass
@@ -249,6 +348,9 @@ def main() -> None:
         "--compare", type=batch_sizes, default=(1, 8, 32, 64), help="batch sizes whose replays to compare"
     )
     parser.add_argument("--no-compare", dest="compare", action="store_const", const=(), help="compare none")
+    parser.add_argument(
+        "--switch", type=batch_sizes, default=(), help="batch sizes, two by two, whose graphs share an executable"
+    )
     parser.add_argument("--rounds", type=int, default=60, help="samples of each way")
     parser.add_argument("--warm-up-rounds", type=int, default=6)
     parser.add_argument("--inner", type=int, default=5, help="replays of one sample")

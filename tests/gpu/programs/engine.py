@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -232,8 +232,8 @@ class Engine:
             self.tokens[:batch].copy_(out["tokens"])
         return out
 
-    def prepare(self) -> None:
-        """Captures or restores the graph of every batch size, the largest first.
+    def prepare(self, after_first: Callable[[], None] = lambda: None) -> None:
+        """Captures or restores the graph of every batch size, the largest first, and ``after_first`` when it is there.
 
         Restored, every graph can be replayed then, and those that have no executable yet get one in the background.
         """
@@ -241,6 +241,7 @@ class Engine:
         with self.timings.phase("graphs"):
             with self.timings.phase("first_graph"):  # restored, the whole of restore()
                 self._get(first)
+            after_first()
             for batch in others:
                 self._get(batch)
             self.graphs.finish(vary=self.vary)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restore is to cost, beside what was measured: a row for each figure that has a target.
+
+A figure that was not measured says so; nothing is taken for met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Reports = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+# Of worlds of one rank and of more.
+_HOTTEST_MS = (150.0, 250.0)
+_SERVED_MS = (400.0, 800.0)
+_OF_FLOOR = (1.15, 1.3)
+_OF_NATIVE = 12
+_OF_UPDATE = 1.3
+_OWN_SHARE = 0.05
+_GRAPHS_MB = 25.0
+_OF_IMAGES = 4
+_PLAN_MS, _KEPT_MS = 5.0, 0.2
+_MODULES = "modules"  # of archive.sizes.KINDS, what does not belong to graphs
+
+
+def rows(name: str, world: int, reports: Reports) -> Rows:
+    """The rows of one world; ``reports`` are those of ``benchmark.Bench``."""
+    restored = reports.get("restore") or reports.get("pairs") or []
+    several = int(world > 1)
+    found = [
+        _attach(name, restored),
+        _at_most(name, "first replay of the hottest graph, ms", _HOTTEST_MS[several], _since(restored, "hottest_ms")),
+        _at_most(name, "every graph can be replayed, ms", _SERVED_MS[several], _since(restored, "all_served_ms")),
+        *_executables(name, several, restored, reports.get("floor", []), reports.get("native", [])),
+        *_switches(name, reports.get("switch", [])),
+        *_replays(name, reports.get("pairs", [])),
+        _own_time(name, restored),
+        *_sizes(name, reports.get("capture")),
+    ]
+    return found + _plans(name, reports.get("plan"))
+
+
+def _row(name: str, figure: str, target: str, measured: str | None, met: bool | None) -> dict[str, Any]:
+    verdict = "not measured" if measured is None else "-" if met is None else "met" if met else "MISSED"
+    return {"world": name, "figure": figure, "target": target, "measured": measured or "-", "target met": verdict}
+
+
+def _at_most(name: str, figure: str, target: float, measured: float | None) -> dict[str, Any]:
+    text = None if measured is None else f"{measured:,.3g}" if measured < 1 else f"{measured:,.1f}"
+    return _row(name, figure, f"<= {target:g}", text, None if measured is None else measured <= target)
+
+
+def _slowest(reports: Sequence[Any], *names: str) -> float | None:
+    """The largest of a figure over ranks, None unless all have it."""
+    values = []
+    for report in reports:
+        value = report
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            return None
+        values.append(float(value))
+    return max(values) if values else None
+
+
+def _since(reports: Sequence[Any], name: str) -> float | None:
+    return _slowest(reports, "from_restore", name)
+
+
+def _attach(name: str, restored: Sequence[Any]) -> dict[str, Any]:
+    phases = [_slowest(restored, "phases", phase) for phase in ("attach", "identity")]
+    if not any(phases):
+        return _row(name, "attach and identity, ms", "a row of its own", None, None)
+    return _row(name, "attach and identity, ms", "a row of its own", f"{sum(p or 0.0 for p in phases):,.1f}", None)
+
+
+def _executables(
+    name: str, several: int, restored: Sequence[Any], floors: Sequence[Any], natives: Sequence[Any]
+) -> Rows:
+    """Own executables of all graphs, by the graph, beside the driver's floor and a native capture."""
+    took, count = _since(restored, "all_own_ms"), _slowest(restored, "asked")
+    each = None if took is None or not count else took / count
+    floor = [sum(c["build_ms"] + c["instantiate_ms"] for c in r["floor"].values()) / len(r["floor"]) for r in floors]
+    native = _slowest(natives or floors, "ready_ms")
+    least, whole = max(floor, default=None), native / count if native and count else None
+    more = " + issuing collectives again" if several else ""
+    return [
+        _ratio(name, "own executables, a graph, by the driver's floor", _OF_FLOOR[several], each, least, more),
+        _ratio(name, "own executables, a graph, by native", 1 / _OF_NATIVE, each, whole),
+    ]
+
+
+def _ratio(
+    name: str, figure: str, target: float, ours: float | None, base: float | None, more: str = "", unit: str = "ms"
+) -> dict[str, Any]:
+    wanted = f"<= {target:.3g}{more}"
+    if ours is None or not base:
+        return _row(name, figure, wanted, None, None)
+    return _row(name, figure, wanted, f"{ours / base:.3f} ({ours:,.2f} / {base:,.2f} {unit})", ours <= target * base)
+
+
+def _switches(name: str, reports: Sequence[Any]) -> Rows:
+    found = []
+    for pair, first in (reports[0].get("switched", {}) if reports else {}).items():
+        figure = f"another graph's executable, batches {pair}, by the driver's update"
+        if first["update"] is None:
+            found.append(_row(name, figure, f"<= {_OF_UPDATE}", None, None) | {"measured": first["refused"][:80]})
+            continue
+        # A replay that changes nothing is a launch, which both have.
+        worst = max((r["switched"][pair] for r in reports), key=lambda s: (s["switching"] - s["again"]) / s["update"])
+        ours = worst["switching"] - worst["again"]
+        found.append(_ratio(name, figure, _OF_UPDATE, ours, worst["update"], unit="us"))
+    return found or [_row(name, "another graph's executable, by the driver's update", f"<= {_OF_UPDATE}", None, None)]
+
+
+def _replays(name: str, reports: Sequence[Any]) -> Rows:
+    found = []
+    for batch in reports[0].get("compared_with_native", {}) if reports else {}:
+        compared = [r["compared_with_native"][batch] for r in reports]
+        worst = max(compared, key=lambda c: c["ratio"][1])
+        least, _, most = worst["spread"]
+        measured = f"{worst['ratio'][1]:.4f} ({least:.4f} to {most:.4f})"
+        # Faster than native is not a miss.
+        met = worst["ratio"][1] <= most
+        found.append(_row(name, f"replay, batch {batch}, by native", "within native by native", measured, met))
+    return found or [_row(name, "replay, by native", "within native by native", None, None)]
+
+
+def _own_time(name: str, restored: Sequence[Any]) -> dict[str, Any]:
+    """CPU time outside the driver beside the driver's."""
+    figure, target = "own CPU time beside the driver's", f"<= {_OWN_SHARE:.0%}"
+    shares = [r["cpu"] for r in restored if r.get("cpu")]
+    if not shares or len(shares) < len(restored):
+        return _row(name, figure, target, None, None)
+    worst = max(shares, key=lambda c: c["own_ms"] / c["driver_ms"])
+    share = worst["own_ms"] / worst["driver_ms"]
+    text = f"{share:.1%} ({worst['own_ms']:,.0f} / {worst['driver_ms']:,.0f} ms)"
+    return _row(name, figure, target, text, share <= _OWN_SHARE)
+
+
+def _sizes(name: str, captured: Any) -> Rows:
+    stored = (captured or {}).get("stored_bytes")
+    if not stored:
+        return [
+            _row(name, "archive without modules, MB", f"<= {_GRAPHS_MB:g}", None, None),
+            _row(name, "modules by the unpruned images", f"<= 1/{_OF_IMAGES}", None, None),
+        ]
+    graphs = sum(size for kind, size in stored.items() if kind != _MODULES) / 1e6
+    return [
+        _at_most(name, "archive without modules, MB", _GRAPHS_MB, graphs),
+        _ratio(
+            name,
+            "modules by the unpruned images",
+            1 / _OF_IMAGES,
+            stored[_MODULES] / 1e6,
+            captured["image_bytes"] / 1e6,
+            unit="MB",
+        ),
+    ]
+
+
+def _plans(name: str, plan: Any) -> Rows:
+    plan = plan or {}
+    return [
+        _at_most(name, "plan for one rank of 64, ms", _PLAN_MS, plan.get("computed_ms")),
+        _at_most(name, "the same, kept, ms", _KEPT_MS, plan.get("kept_ms")),
+    ]
