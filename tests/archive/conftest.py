@@ -159,7 +159,7 @@ class Draft:
             tables=writer.put("tables", self.tables),
             relocations=writer.put("relocations", self.relocations),
             windows=windows,
-            noise=writer.put_rows("noise", self.noise),
+            noise=writer.put("noise", self.noise),
         )
 
 
