@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundryd.errors import FoundrydError, UsageError
@@ -25,7 +25,18 @@ def environment(config: Settings) -> dict[str, str]:
             "foundryd.engines.vllm.capture MODEL"
         )
     # Nobody listens at the address: the world of a capture has no peers.
-    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    if config.world_size > 1:
+        # vLLM keeps compiled models by rank, each for the device of that rank.  Here every rank has the first device,
+        # and what is compiled for it fails on another ("invalid argument" at its first launch).
+        variables["VLLM_CACHE_ROOT"] = os.path.join(_cache_root(os.environ), "foundryd-capture")
+    return variables
+
+
+def _cache_root(environ: Mapping[str, str]) -> str:
+    """Where vLLM keeps what it compiled."""
+    default = os.path.join(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vllm")
+    return os.path.expanduser(environ.get("VLLM_CACHE_ROOT") or default)
 
 
 def start(arguments: Sequence[str], config: Settings) -> Any:
