@@ -129,7 +129,7 @@ def start(
     result = json.loads(Path(wanted["out"]).read_text())
     report = context.report(label, setup.ranks)
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
-    kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms")
+    kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
     return figures | {name: report[name] for name in kept} | {"answers": len(answers), "distinct": _distinct(answers)}
 
