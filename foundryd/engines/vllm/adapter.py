@@ -7,6 +7,7 @@ in ``give_up``, after which every call here does nothing and the worker captures
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -144,6 +145,16 @@ class Adapter:
         """
         if self.restoring:
             collector.freeze()
+
+    def uncollected(self) -> AbstractContextManager[None]:
+        """Inside, the collector runs only when it is asked to, if this worker may restore."""
+        return collector.paused() if self.restoring else nullcontext()
+
+    def tidy(self) -> None:
+        """Frees device memory that garbage and PyTorch's allocator keep, as vLLM does before it captures."""
+        with self.report.part("tidy"):
+            gc.collect()
+            torch.cuda.empty_cache()
 
     @property
     def capturing(self) -> bool:

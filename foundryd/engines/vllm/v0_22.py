@@ -217,6 +217,14 @@ def _profile_run(real: Callable[..., Any], runner: Any) -> Any:
     return done
 
 
+def _load_compiled(real: Callable[..., Any], model: Any, aot_compilation_path: str) -> Any:
+    if _current is None:
+        return real(model, aot_compilation_path)
+    # The cached model comes as hundreds of thousands of objects, all of which stay.
+    with _current.report.part("load_compiled"), _current.uncollected():
+        return real(model, aot_compilation_path)
+
+
 def _part(name: str) -> Callable[..., Any]:
     """Times a function as a part of the worker's phase."""
 
@@ -235,6 +243,8 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
         return real(runner)
     kind = _kind(runner)
     with adapter.report.phase("graphs"), torch.inference_mode():  # as the worker's own steps
+        if adapter.restoring:
+            adapter.tidy()
         if adapter.active:
             with adapter.guarded(), adapter.report.part("bind"):
                 adapter.bind(kind.filled(runner))
@@ -326,7 +336,7 @@ WORKER = (
         "",
         "_try_load_aot_compiled_fn",
         ("model", "aot_compilation_path"),
-        _part("load_compiled"),
+        _load_compiled,
     ),
     Seam("vllm.compilation.backends", "VllmBackend", "__call__", ("self", "graph"), _part("split_and_compile")),
 )

@@ -101,6 +101,27 @@ def test_what_is_frozen_stays_and_is_collected_once_thawed():
     assert lost() is None
 
 
+def test_only_a_restoring_worker_loads_the_compiled_model_without_collections(vllm, monkeypatch):
+    from vllm.compilation import backends
+
+    enabled = []
+    monkeypatch.setattr(backends, "note", lambda _: enabled.append(gc.isenabled()))
+    vllm.start("capture", **RANK)
+    vllm.start("restore")
+    assert enabled == [True, False]
+    assert gc.isenabled()
+
+
+def test_a_pause_leaves_a_collector_off_that_was_off():
+    gc.disable()
+    try:
+        with collector.paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_what_the_program_froze_itself_stays_frozen():
     gc.freeze()
     before = gc.get_freeze_count()
@@ -139,7 +160,7 @@ PARTS = {
     "warm_up.kernels",
     "warm_up.steps",
 }
-RESTORED = {f"graphs.{name}" for name in ("bind", "keys", "restore", "outputs", "give", "background")}
+RESTORED = {f"graphs.{name}" for name in ("tidy", "bind", "keys", "restore", "outputs", "give", "background")}
 
 
 def test_the_report_says_what_phases_are_made_of(vllm, tmp_path):
