@@ -168,6 +168,17 @@ def test_a_restore_with_the_answers_of_the_native_start_is_ok(script, context):
         assert line.split()[-2:] == ["1.5"] * 2 or line.split()[-2:] == ["0.5"] * 2
 
 
+def test_the_functions_of_a_start_are_written_natively_and_restored(script, context):
+    steps = script("steps")
+    for way in ("native", "restore"):
+        row = done(script, context, f"small.calls-{way}", steps.calls)
+        assert row["verdict"] == "ok"
+        text = (context.out / f"small.calls-{way}.txt").read_text()
+        assert "Ordered by: cumulative time" in text
+        assert "Ordered by: internal time" in text
+        assert "engine.py" in text  # the stand-in's constructor
+
+
 def test_one_token_that_differs_is_found_and_named(script, context, monkeypatch):
     steps = script("steps")
     done(script, context, "small.native", steps.native)

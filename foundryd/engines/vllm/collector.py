@@ -2,8 +2,8 @@
 """Python's garbage collector while a worker starts: what it costs, and what it need not look at.
 
 vLLM collects garbage again and again while it starts, so that device memory is free before it measures and captures.
-Each time the collector looks at every object of PyTorch, of its compiler and of vLLM itself, which takes a third of a
-second and finds nothing: what was imported before the first GPU context holds no device memory.
+Each time the collector looks at every object of PyTorch, of its compiler and of vLLM itself, which takes some tenths of
+a second and finds nothing: what was imported before the first GPU context holds no device memory.
 """
 
 from __future__ import annotations

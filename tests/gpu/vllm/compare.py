@@ -37,7 +37,7 @@ from launch import STOP, Deadline, TimeUp
 from results import LATE, OK, Results, line, tables
 from serving import same, served
 from setups import GIB, Model, Setup, setups
-from steps import Context, Step, capture, daemon, native, pace, refusal, restore, timed
+from steps import Context, Step, calls, capture, daemon, native, pace, refusal, restore, timed
 
 REFUSALS = {
     "model": (lambda s: s.changed(model=Model(3, s.model.vocabulary)), "identity", "model_config is "),
@@ -71,6 +71,8 @@ def steps() -> list[Step]:
         Step("decode.restore", 25, restore, about="from the file; tokens as natively"),
         Step("decode.again", 25, restore, about="the same once more"),
         Step("decode.daemon", 50, daemon, about="from a daemon, which is stopped and started; restored again"),
+        Step("decode.calls-native", 45, calls, about="which functions take the time of a start"),
+        Step("decode.calls-restore", 40, calls, about="the same restored"),
         Step("decode.pace", 75, pace, about="time of a token: native, native again, restored, in turns"),
     ]
     others = (
@@ -103,6 +105,9 @@ def steps() -> list[Step]:
         Step("tp2.capture", 110, partial(capture, jobs=3), about="both ranks and a control on one GPU"),
         Step("tp2.native", 30, native, gpus=2),
         Step("tp2.restore", 30, restore, gpus=2),
+        Step("ep2.capture", 110, partial(capture, jobs=3), about="experts spread over both ranks, V1 runner"),
+        Step("ep2.native", 30, native, gpus=2),
+        Step("ep2.restore", 30, restore, gpus=2),
         Step(
             "tp8.capture",
             200,

@@ -213,6 +213,12 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {"VLLM_USE_MEGA_AOT_ARTIFACT": "1"},
         ),
         Setup("tp2", two, {**ranks, "tensor_parallel_size": 2}, alone),
+        Setup(
+            "ep2",
+            sixteen,
+            {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
+            {**alone, **first},
+        ),
         Setup("tp8", two, {**ranks, "tensor_parallel_size": 8}, alone),
     ]
     return {setup.name: setup for setup in listed}
