@@ -299,11 +299,12 @@ class Adapter:
 
     def publish(self) -> None:
         """Says how the worker started, which it has."""
-        collector.thaw()
         self.report.publish(self._config.startup_report)
 
     def close(self) -> None:
         """Destroys the graphs and gives the lease back."""
+        # What the worker leaves behind may be garbage only now.
+        collector.thaw()
         if self._graphs is None:
             return
         try:

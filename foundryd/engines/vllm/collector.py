@@ -3,7 +3,8 @@
 
 vLLM collects garbage again and again while it starts, so that device memory is free before it measures and captures.
 Each time the collector looks at every object of PyTorch, of its compiler and of vLLM itself, which takes some tenths of
-a second and finds nothing: what was imported before the first GPU context holds no device memory.
+a second and finds nothing: what was imported before the first GPU context holds no device memory.  Once an engine has
+started, vLLM itself takes everything there is out of collections, until it shuts down.
 """
 
 from __future__ import annotations

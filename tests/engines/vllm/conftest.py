@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from foundryd.archive.identity import MachineIdentity, check
-from foundryd.engines.vllm import seam, v0_22
+from foundryd.engines.vllm import collector, seam, v0_22
 from foundryd.errors import FoundrydError
 from foundryd.settings import Mode, settings
 
@@ -146,6 +146,7 @@ class Standin:
         self.environment(**({"FOUNDRYD_MODE": mode} if mode else {}), **variables)
         seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.V1, *v0_22.V2, *v0_22.LONE))
         v0_22._current = None
+        collector.thaw()
         self.log.events.clear()
         self.monitor.cudagraph_capturing_enabled = True
         self.pieces.CUDAGraphWrapper._all_instances.clear()  # each start is one of a new process
@@ -185,5 +186,6 @@ def vllm(monkeypatch, standin):
     monkeypatch.setattr(CpuGraphs, "archive", None)
     yield Standin(monkeypatch)
     forget()
+    collector.thaw()
     v0_22._current = None
     settings.cache_clear()

@@ -56,10 +56,11 @@ def seen(vllm, monkeypatch):
 def test_a_restoring_worker_spares_collections_what_was_there_before_its_context_and_after_profiling(vllm, seen):
     vllm.start("capture", **RANK)
     assert set(seen.values()) == {0}
-    vllm.start("restore")
+    worker = vllm.start("restore")
     assert seen["init_device"] > 1000
     assert seen["load_model"] <= seen["init_device"]
     assert seen["initialize_from_config"] > seen["init_device"]
+    worker.shutdown()
     assert gc.get_freeze_count() == 0
 
 
