@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_INTERPRETERS = 1000  # objects that Python itself may have frozen when it started: 375 in 3.12
 _ours = False  # whether what is frozen was frozen here; a process has one heap
 
 
@@ -23,7 +24,7 @@ def freeze() -> None:
     Does nothing where the program froze objects itself, which are not ours to thaw.
     """
     global _ours
-    if _ours or not gc.get_freeze_count():
+    if _ours or gc.get_freeze_count() < _INTERPRETERS:
         gc.freeze()
         _ours = True
 
