@@ -295,7 +295,7 @@ class Hook:
     # --- communication ---
 
     def comm_declare(self, communicator: int, ranks: Sequence[int] | npt.NDArray[Any]) -> None:
-        """Says which world ranks a communicator has, in its own order."""
+        """Says which world ranks a communicator has, in its own order; a restoring rank gives 0 for one it lacks."""
 
     def communicators(self) -> tuple[Records, npt.NDArray[np.uint32]]:
         """Communicators in creation order (``communicator_dtype``), and the world ranks that they refer to."""

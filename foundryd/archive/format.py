@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"FOUNDRYD"
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 MIN_READER = 0  # lowest minor whose readers understand what this writer writes, ...
 WINDOWS_READER = 1  # ... and with windows: a rank that does not look for them runs graphs into unmapped memory
 

@@ -95,11 +95,13 @@ class Communicator(msgspec.Struct, frozen=True):
     """A communicator in creation order.
 
     ``axes`` are the mesh axes it spans; else ``members`` lists its world ranks in the communicator's order.
+    ``declared`` is its place in the order in which the engine declared communicators, None if it did not.
     """
 
     size: int
     axes: list[str] | None
     members: list[int] | None = None
+    declared: int | None = None
 
 
 class Content(msgspec.Struct, frozen=True):

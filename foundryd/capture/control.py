@@ -201,7 +201,8 @@ class _Suspects:
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
         if len(words):
-            self._bindings = Bindings(hook, module_ids, ours.functions, ours.symbols)
+            self._bindings = Bindings(hook, module_ids.__getitem__, ours.functions, ours.symbols)
+            self._bindings.need_all()
             try:
                 self._small.issue(ours.comm_ops)
             except BaseException:

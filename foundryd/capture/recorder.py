@@ -18,7 +18,7 @@ from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
-from foundryd.session.materialize import communicators
+from foundryd.session.communicators import communicators
 from foundryd.session.native import CapturedGraph
 from foundryd.settings import Settings
 
@@ -145,18 +145,22 @@ class Recorder:
         """Communicators in creation order, by the mesh axes they span where they span any."""
         used = set(ops["communicator"].tolist())
         out = []
-        for slot, size, members in communicators(self._hook):
-            if not members and size == mesh.world:
+        for here in communicators(self._hook):
+            members = here.ranks
+            if not members and here.size == mesh.world:
                 members = tuple(range(mesh.world))
-            if not members and slot in used:
+            if not members and here.slot in used:
                 raise CaptureError(
-                    f"communicator {slot} of {size} ranks is used in a graph, but nobody said which ranks it joins: "
-                    "call declare_communicator(handle, ranks) after creating it"
+                    f"communicator {here.slot} of {here.size} ranks is used in a graph, but nobody said which ranks it "
+                    "joins: call declare_communicator(handle, ranks) after creating it"
                 )
             axes = mesh.axes_of(self._settings.rank, members) if members else None
             out.append(
                 ix.Communicator(
-                    size, None if axes is None else list(axes), list(members) if axes is None and members else None
+                    here.size,
+                    None if axes is None else list(axes),
+                    list(members) if axes is None and members else None,
+                    here.declared,
                 )
             )
         return out

@@ -173,7 +173,7 @@ class Recording:
             "symbols": self.symbols,
             "relocations": self.relocations.tobytes(),
             "relocations of globals": self.global_relocations.tobytes(),
-            "communicators": [(c.size, c.axes) for c in self.communicators],
+            "communicators": [(c.size, c.axes, c.declared) for c in self.communicators],
             "comm ops": len(self.comm_ops),
             "windows": (len(self.windows), self.own_window),
             "arenas": (self.arena_base, self.arena_stride),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,80 @@ from foundryd.errors import ArchiveFormatError, DriverCallFailed, UsageError
 from foundryd.session.driver import call
 
 
-class Bindings:
-    """What an archive's function and symbol numbers mean in this process.
+@dataclass(frozen=True)
+class Needs:
+    """Numbers of an archive's functions and symbols: integers [functions] and [symbols], each once."""
 
-    ``module_ids`` gives the hook's module for each of the variant's; raises ``DriverCallFailed`` or ``RestoreError``
-    if one has no such function or global.
+    functions: np.ndarray
+    symbols: np.ndarray
+
+
+class Bindings:
+    """What an archive's function and symbol numbers mean in this process, found out when they are first needed.
+
+    An archive has functions for every graph, and an engine waits for a few graphs only.  Not for several threads at
+    once.
+
+    Parameters
+    ----------
+    load : gives the hook's module for a place among the variant's modules; called once for each that is needed.
+
+    Attributes
+    ----------
+    functions : uint64 [functions], driver handles; 0 for those that nothing needed yet.
+    symbols : uint64 [symbols], addresses; 0 likewise.
     """
 
     def __init__(
         self,
         hook: _hook.Hook,
-        module_ids: Sequence[int],
+        load: Callable[[int], int],
         functions: Sequence[ix.Function],
         symbols: Sequence[ix.Symbol],
     ) -> None:
-        self.module_ids = list(module_ids)
-        self.functions = np.array(
-            [
-                hook.load_function(self.module_ids[f.module], f.name, np.array(f.settings, _hook.setting_dtype))
-                for f in functions
-            ],
-            np.uint64,
-        )
-        self.symbols = np.array([hook.global_address(self.module_ids[s.module], s.name)[0] for s in symbols], np.uint64)
+        self._hook = hook
+        self._load = load
+        self._modules: dict[int, int] = {}
+        self._functions = functions
+        self._symbols = symbols
+        self.functions = np.zeros(len(functions), np.uint64)
+        self.symbols = np.zeros(len(symbols), np.uint64)
+
+    def module(self, place: int) -> int:
+        """The hook's module for the variant's; loaded now if it is not yet."""
+        if place not in self._modules:
+            self._modules[place] = self._load(place)
+        return self._modules[place]
+
+    def modules_of(self, needs: Needs) -> list[int]:
+        """Places of the modules that have these, each once."""
+        places = [self._functions[n].module for n in needs.functions] + [self._symbols[n].module for n in needs.symbols]
+        return list(dict.fromkeys(places))
+
+    def need(self, needs: Needs) -> None:
+        """Loads functions in full, with their settings, and finds symbols, unless they are there.
+
+        Raises ``DriverCallFailed`` or ``RestoreError`` if a module has no such function or global.
+        """
+        for number in needs.functions[self.functions[needs.functions] == 0].tolist():
+            wanted = self._functions[number]
+            settings = np.array(wanted.settings, _hook.setting_dtype)
+            self.functions[number] = self._hook.load_function(self.module(wanted.module), wanted.name, settings)
+        for number in needs.symbols[self.symbols[needs.symbols] == 0].tolist():
+            symbol = self._symbols[number]
+            self.symbols[number] = self._hook.global_address(self.module(symbol.module), symbol.name)[0]
+
+    def need_all(self) -> None:
+        """Loads every function and finds every symbol."""
+        self.need(Needs(np.arange(len(self.functions)), np.arange(len(self.symbols))))
 
     def relocate(self, block: np.ndarray, relocations: np.ndarray) -> None:
         """Writes the addresses of globals into a block (uint8, in place); ``relocations`` are those of the block.
 
-        Raises ``ArchiveFormatError`` if one does not fit.
+        Raises ``ArchiveFormatError`` if one does not fit, and what ``need`` raises.
         """
+        if not self.symbols.all():
+            self.need(Needs(np.zeros(0, int), np.unique(relocations["symbol"])))
         try:
             _rankpatch.relocate(block, relocations, self.symbols)
         except ValueError as error:

@@ -77,6 +77,7 @@ class Executables:
     Attributes
     ----------
     graphs : by key.
+    first : members that have an executable before anything is replayed.
     failures : what the background could not build, by key, until it was built after all.
     background_ms : milliseconds that the background took, None until it has ended.
     """
@@ -98,6 +99,7 @@ class Executables:
         first, rest = policy.arrange([member.key for member in members])
         self.graphs = {key: RestoredGraph(by_key[key], self, order) for order, key in enumerate([*first, *rest])}
         self._first = [self.graphs[key] for key in first]
+        self.first = [graph.member for graph in self._first]
         self._rest = [self.graphs[key] for key in rest]
         self.failures: dict[Any, RestoreError] = {}
         self.background_ms: float | None = None

@@ -35,6 +35,7 @@ class GraphSet:
     mode : what the environment asked for.
     restored : True once graphs come from an archive.
     fallback : why an engine that should have restored captures natively instead, or None.
+    declared : how many communicators were declared.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class GraphSet:
     ) -> None:
         self.mode = config.mode
         self.fallback: FoundrydError | None = None
+        self.declared = 0
         self._settings = config
         self._store = store
         self._policy = policy
@@ -87,7 +89,12 @@ class GraphSet:
         return self._session
 
     def declare_communicator(self, handle: int, ranks: Sequence[int]) -> None:
-        """Says which world ranks the NCCL communicator ``handle`` joins, in the order of their ranks in it."""
+        """Says which world ranks the NCCL communicator ``handle`` joins, in the order of their ranks in it.
+
+        Declare them in one order when capturing and restoring.  A restoring engine may pass 0 for one that it did not
+        make; it has to make those that graphs use.
+        """
+        self.declared += 1
         if self._hook is not None and self.mode is not Mode.OFF:
             self._hook.comm_declare(handle, np.array(ranks, np.uint32))
 

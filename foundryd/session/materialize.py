@@ -12,11 +12,12 @@ from foundryd.archive import index as ix
 from foundryd.archive.format import image_section
 from foundryd.archive.members import block_bytes
 from foundryd.archive.reader import ArchiveReader
-from foundryd.errors import CommunicatorMismatch, LayoutDiverged, WindowMissing
+from foundryd.errors import LayoutDiverged, WindowMissing
 from foundryd.rankpatch.plan import Plan
+from foundryd.session import communicators
 from foundryd.session.arena import ARENAS
 from foundryd.session.arrays import decode_outputs, freeze_key
-from foundryd.session.building import Bindings, BuiltGraph, SmallGraphs
+from foundryd.session.building import Bindings, BuiltGraph, Needs, SmallGraphs
 from foundryd.session.executables import Executables, Member, RestoredGraph
 from foundryd.session.patching import MemberBlocks
 from foundryd.session.policy import RestorePolicy
@@ -40,36 +41,6 @@ def check_layout(hook: _hook.Hook) -> None:
         f"allocation {ordinal} of arena {arena!r} {what}: restore with the configuration that was captured, or "
         "capture again"
     )
-
-
-def communicators(hook: _hook.Hook) -> list[tuple[int, int, tuple[int, ...]]]:
-    """This process's communicators as (slot, size, declared world ranks), in creation order."""
-    table, ranks = hook.communicators()
-    return [
-        (
-            int(c["slot"]),
-            int(c["size"]),
-            tuple(ranks[c["member_first"] : c["member_first"] + c["member_count"]].tolist()),
-        )
-        for c in table
-    ]
-
-
-def check_communicators(hook: _hook.Hook, plan: Plan) -> None:
-    """Raises ``CommunicatorMismatch`` unless this process's communicators are those of the plan, in creation order."""
-    here = {slot: (size, ranks) for slot, size, ranks in communicators(hook)}
-    for slot, members in enumerate(plan.communicators):
-        if slot not in here:
-            raise CommunicatorMismatch(
-                f"communicator {slot} of the archive, over ranks {list(members)}, was not created here "
-                f"({len(here)} were): create communicators before restoring, in the order of the capture"
-            )
-        size, declared = here[slot]
-        if size != len(members) or (declared and declared != tuple(members)):
-            raise CommunicatorMismatch(
-                f"communicator {slot} joins ranks {list(declared) or size} here and {list(members)} in the "
-                "archive: create communicators in the order of the capture"
-            )
 
 
 def check_windows(hook: _hook.Hook, wanted: np.ndarray, rank: int, *, own: bool) -> None:
@@ -98,9 +69,10 @@ class Materializer:
         self._reader = reader
         self._variant = variant
         self._plan = plan
-        self._module_ids: list[int] = []
         self._bindings: Bindings | None = None
+        self._needs: list[Needs] = []  # of each of the first graphs
         self._small = SmallGraphs(hook)
+        self._slots = np.zeros(0, np.uint32)
         self._members = MemberBlocks(reader, variant, plan)
         self.executables: Executables | None = None
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
@@ -114,22 +86,31 @@ class Materializer:
             check_windows(self._hook, wanted, self._plan.rank, own=windows.own)
 
     def load_modules(self) -> None:
-        """Gives the driver every module's image."""
-        self._module_ids = [
-            self._hook.load_module(module.api, self._reader.section(image_section(digest)))
-            for module, digest in zip(self._variant.modules, self._plan.modules, strict=True)
-        ]
+        """Gives the driver the images of what the first graphs use, and all that have a changed global.
+
+        A graph's other modules follow when it is built.
+        """
+        self._bindings = Bindings(self._hook, self._load, self._variant.functions, self._variant.symbols)
+        executables = self._arranged()
+        self._needs = [self._members.needs(member) for member in executables.first]
+        for needs in self._needs:
+            for place in self._bindings.modules_of(needs):
+                self._bindings.module(place)
+        for place, module in enumerate(self._variant.modules):
+            if module.globals:
+                self._bindings.module(place)
 
     def bind_functions(self) -> None:
-        """Loads every function in full, resolves symbols and puts changed globals in place."""
-        ids = self._module_ids
-        self._bindings = Bindings(self._hook, ids, self._variant.functions, self._variant.symbols)
-        for identifier, module in zip(ids, self._variant.modules, strict=True):
+        """Loads the first graphs' functions in full, resolves symbols and puts changed globals in place."""
+        bindings = self._bound()
+        for needs in self._needs:
+            bindings.need(needs)
+        for place, module in enumerate(self._variant.modules):
             for changed in module.globals:
-                address, _ = self._hook.global_address(identifier, changed.name)
+                address, _ = self._hook.global_address(bindings.module(place), changed.name)
                 block = self._block(changed.block)
                 # A global may hold the address of another.
-                self._bindings.relocate(block, self._members.relocations_of(changed.block))
+                bindings.relocate(block, self._members.relocations_of(changed.block))
                 self._hook.upload(address, block)
 
     def upload_content(self) -> None:
@@ -137,9 +118,16 @@ class Materializer:
         for content in self._variant.contents:
             self._hook.upload(content.address, self._block(content.block))
 
+    def match_communicators(self) -> None:
+        """Finds this process's communicators; raises ``CommunicatorMismatch`` unless they are those of the plan."""
+        known = self._variant.communicators
+        self._slots = communicators.match(self._hook, self._plan, known, self.comm_ops)
+
     def reissue(self) -> None:
         """Issues every distinct group of collectives once, under capture; all ranks do so in the same order."""
-        self._small.issue(self.comm_ops)
+        ops = self.comm_ops.copy()
+        ops["communicator"] = self._slots[ops["communicator"]]
+        self._small.issue(ops)
 
     def arrange(self, policy: RestorePolicy, *, extra: dict[str, str]) -> None:
         """Takes in the policy; raises ``NotInArchiveError`` or ``UsageError`` if it does not fit the archive."""
@@ -152,9 +140,9 @@ class Materializer:
 
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates the members that the policy wants first; every member can be replayed then."""
-        assert self.executables is not None, "arrange comes first"
-        self.executables.build_first()
-        return self.executables.graphs
+        executables = self._arranged()
+        executables.build_first()
+        return executables.graphs
 
     def close(self) -> None:
         """Executables, graphs, small graphs, in this order; modules stay, for work may still be in flight."""
@@ -164,19 +152,32 @@ class Materializer:
 
     def _build(self, member: Member) -> BuiltGraph:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
-        assert self._bindings is not None, "bind_functions comes first"
-        graph = self._members.patched(member, self._bindings)
+        bindings = self._bound()
+        graph = self._members.patched(member, bindings)
         return BuiltGraph(
             self._hook,
             graph.nodes,
             graph.edges,
             graph.attributes,
             graph.params,
-            self._bindings.functions,
+            bindings.functions,
             self._small.handles,
             self._variant.members[member.place].instantiate_flags,
             instantiate=False,
         )
+
+    def _load(self, place: int) -> int:
+        """The hook's module for the image that this rank has of a module."""
+        image = self._reader.section(image_section(self._plan.modules[place]))
+        return self._hook.load_module(self._variant.modules[place].api, image)
+
+    def _bound(self) -> Bindings:
+        assert self._bindings is not None, "load_modules comes first"
+        return self._bindings
+
+    def _arranged(self) -> Executables:
+        assert self.executables is not None, "arrange comes first"
+        return self.executables
 
     def _block(self, number: int) -> np.ndarray:
         """The bytes of a block for this rank."""

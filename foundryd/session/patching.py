@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from foundryd._native import _rankpatch
+from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.archive.members import GraphParts, TemplateReader, split_block
 from foundryd.archive.reader import ArchiveReader
 from foundryd.rankpatch.plan import Plan
-from foundryd.session.building import Bindings
+from foundryd.session.building import Bindings, Needs
 from foundryd.session.executables import Member
+
+_KERNEL = int(_hook.NodeType.KERNEL)
+_NOTHING = np.zeros(0, np.uint32)
 
 
 class MemberBlocks:
@@ -34,11 +37,25 @@ class MemberBlocks:
         """The relocations of one block, a view."""
         return self._relocations[self._bounds[block] : self._bounds[block + 1]]
 
+    def needs(self, member: Member) -> Needs:
+        """What a member uses."""
+        _, graph = self._filled(member)
+        return Needs(_functions(graph), np.unique(self.relocations_of(member.place)["symbol"]))
+
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
 
-        Raises ``ArchiveFormatError`` if the archive or the plan contradict themselves.
+        Raises ``ArchiveFormatError`` if the archive or the plan contradict themselves, and what loading its functions
+        raises.
         """
+        memory, graph = self._filled(member)
+        if not bindings.functions.all():
+            bindings.need(Needs(_functions(graph), _NOTHING))
+        bindings.relocate(memory, self.relocations_of(member.place))
+        return graph
+
+    def _filled(self, member: Member) -> tuple[np.ndarray, GraphParts]:
+        """The memory of the member's template with the member as this rank has it, and the graph whose views it is."""
         if member.template not in self._ready:
             template = TemplateReader(self._reader, self._variant.templates[member.template])
             memory = np.empty_like(template.base)
@@ -46,5 +63,9 @@ class MemberBlocks:
         template, memory, graph = self._ready[member.template]
         template.fill(template.column_of(member.place), memory)
         self._plan.apply(member.place, memory)
-        bindings.relocate(memory, self.relocations_of(member.place))
-        return graph
+        return memory, graph
+
+
+def _functions(graph: GraphParts) -> np.ndarray:
+    """Numbers of the functions of a graph's kernels, each once."""
+    return np.unique(np.concatenate([g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]))

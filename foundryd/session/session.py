@@ -24,9 +24,10 @@ from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
 from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 from foundryd.session.arrays import freeze_key
+from foundryd.session.communicators import used_declarations
 from foundryd.session.executables import Executables, RestoredGraph
 from foundryd.session.identity import machine_identity
-from foundryd.session.materialize import Materializer, check_communicators, check_layout
+from foundryd.session.materialize import Materializer, check_layout
 from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import is_file, new_attach_id, of_fallback, of_restore, over_lease
 from foundryd.session.store import Store
@@ -242,6 +243,11 @@ class Session:
                 return f"{device}:{inode}"
         raise LeaseLost("the archive is not mapped any more: attach again")
 
+    @property
+    def used_declarations(self) -> set[int]:
+        """Which communicators graphs use, as places in the order in which the captured engine declared them."""
+        return used_declarations(self._variant, self._reader.array(self._variant.comm_ops, _hook.comm_op_dtype))
+
     def close(self) -> None:
         """Destroys the restored graphs and ends the lease.
 
@@ -278,7 +284,7 @@ class Session:
         with self._phase("content"):
             materializer.upload_content()
         with self._phase("agreement"):
-            check_communicators(self._hook, self.plan)
+            materializer.match_communicators()
             if connect is not None:
                 connect()
             materializer.check_windows()

@@ -29,7 +29,8 @@ void define_arrays(py::module_ &m) {
                        attribute_first, attribute_count, comm_group, child);
   PYBIND11_NUMPY_DTYPE(fdy_edge, from, to, from_port, to_port, type, reserved);
   PYBIND11_NUMPY_DTYPE(fdy_attribute, id, reserved, value);
-  PYBIND11_NUMPY_DTYPE(fdy_communicator, slot, size, rank, live, handle, member_first, member_count);
+  PYBIND11_NUMPY_DTYPE(fdy_communicator, slot, size, rank, live, handle, member_first, member_count, declared,
+                       reserved);
   PYBIND11_NUMPY_DTYPE(fdy_comm_op, send, recv, count, kind, datatype, reduction, peer, communicator, group);
   PYBIND11_NUMPY_DTYPE(fdy_counters, launches, captures, graph_launches, instantiations, module_loads, allocations);
 

@@ -144,7 +144,7 @@ class Draft:
             symbols=[Symbol(0, "state")],
             templates=[template],
             members=[Member(["decode", size], 0, outputs={"tokens": [1, size]}) for size in BATCH_SIZES],
-            communicators=[Communicator(8, ["ep"]), Communicator(2, None, [0, 4])],
+            communicators=[Communicator(8, ["ep"], None, 1), Communicator(2, None, [0, 4], 0)],
             comm_ops=writer.put("comm_ops", self.comm_ops),
             contents=[Content(BASE + GRAPH * STRIDE + 64, len(self.content), GRAPH, content, 2)],
             blocks=[

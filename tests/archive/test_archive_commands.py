@@ -52,7 +52,7 @@ def test_a_good_archive_is_verified(sample: Path) -> None:
     report = json.loads(out)
     assert error is None
     assert report["ok"] is True
-    assert report["format"] == "1.2"
+    assert report["format"] == "1.3"
     assert report["bytes"] == sample.stat().st_size
     assert report["violations"] == []
 

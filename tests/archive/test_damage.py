@@ -166,13 +166,15 @@ def test_newer_major_is_another_format(empty_index: Index) -> None:
 
 def test_newer_minor_is_read_if_it_allows_it(empty_index: Index) -> None:
     raw = msgspec.to_builtins(empty_index) | {"invention": [1, 2]}
-    newer = forge([], raw, header=lambda h: Header(**{**vars(h), "minor": 3}))
+    newer = forge([], raw, header=lambda h: Header(**{**vars(h), "minor": MINOR + 1}))
     reader = ArchiveReader(newer)
     assert reader.index == empty_index
     assert reader.raw_index()["invention"] == [1, 2]
-    with pytest.raises(ArchiveVersionError, match=r"needs a reader of 1\.3"):
-        ArchiveReader(forge([], raw, header=lambda h: Header(**{**vars(h), "minor": 3, "min_reader": 3})))
-    with pytest.raises(ArchiveFormatError, match=r"has index\.invention, which format 1\.2 does not have"):
+    with pytest.raises(ArchiveVersionError, match=rf"needs a reader of 1\.{MINOR + 1}"):
+        ArchiveReader(
+            forge([], raw, header=lambda h: Header(**{**vars(h), "minor": MINOR + 1, "min_reader": MINOR + 1}))
+        )
+    with pytest.raises(ArchiveFormatError, match=rf"has index\.invention, which format 1\.{MINOR} does not have"):
         ArchiveReader(forge([], raw))
 
 

@@ -323,6 +323,14 @@ INDEX: dict[str, tuple[Callable[[Variant], Variant], str]] = {
     "communicator axes": (item("communicators", 0, Communicator(8, ["xx"])), "communicator 0: spans the axes ['xx']"),
     "communicator list": (item("communicators", 1, Communicator(2, None, [0, 0])), "which are not the 2 that it lists"),
     "communicator rank": (item("communicators", 1, Communicator(2, None, [0, 8])), "which are not the 2 that it lists"),
+    "communicators of one place": (
+        item("communicators", 1, Communicator(2, None, [0, 4], 1)),
+        "places [1, 1] in the order",
+    ),
+    "communicator before the first": (
+        item("communicators", 1, Communicator(2, None, [0, 4], -1)),
+        "places [1, -1] in the order",
+    ),
     "unknown members": (item("communicators", 1, Communicator(2, None)), "communicator 1: is used, and its ranks"),
     "no communicators": (variant(communicators=[]), "operation 0 has a communicator that is not one of 0"),
     "block index": (item("blocks", 0, Block("member", 4)), "block 0: is member 4, and there are 4"),

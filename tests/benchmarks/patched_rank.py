@@ -30,7 +30,7 @@ class Rank:
         self.reader = ArchiveReader.open(path)
         self.variant: Variant = self.reader.index.variants[0]
         self.plan: Plan = compute_plan(self.reader, self.variant.name, rank)
-        self.bindings = Bindings(Modules(), [0] * len(self.variant.modules), [], self.variant.symbols)  # type: ignore
+        self.bindings = Bindings(Modules(), lambda place: 0, [], self.variant.symbols)  # type: ignore
         self.blocks = MemberBlocks(self.reader, self.variant, self.plan)
 
     def patched(self, place: int) -> Any:

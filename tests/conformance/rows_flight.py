@@ -66,6 +66,33 @@ def made_beside_work(x: Bench) -> Any:
     return [after, x.read(target)]
 
 
+@row("flight.loaded_beside_work")
+def loaded_beside_work(x: Bench) -> Any:
+    """Images and functions are loaded by another thread beside a kernel: what waits for it, and a launch meanwhile."""
+    target = x.buffer(64)
+    ready = ok(cu.cuGraphInstantiate(chain(x, [1], target)[0], 0))
+    busy, idle = x.stream(), x.stream()
+    x.busy(busy, 3000)
+    after: dict[str, str] = {}
+
+    def step(name: str, call: Callable[[], Any]) -> Any:
+        out = ok(call())
+        after[name] = code(cu.cuStreamQuery(busy))
+        return out
+
+    def work() -> None:
+        module = step("module", lambda: cu.cuModuleLoadData(x.image))
+        step("function", lambda: cu.cuFuncLoad(ok(cu.cuModuleGetFunction(module, b"scale_value"))))
+        library = step("library", lambda: cu.cuLibraryLoadData(x.image, [], [], 0, [], [], 0))
+        function = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(library, b"scale_value"))))
+        step("kernel", lambda: cu.cuFuncLoad(function))
+
+    x.elsewhere(work)
+    step("launch", lambda: cu.cuGraphLaunch(ready, idle))
+    ok(cu.cuCtxSynchronize())
+    return [after, x.read(target)]
+
+
 @row("flight.elsewhere")
 def elsewhere(x: Bench) -> Any:
     """Executables in the hands of another thread during a capture, with that thread's own mode relaxed or not."""

@@ -283,6 +283,44 @@ def prepares(rank: Rank) -> dict[str, Any]:
     return {"before": before, "after": after}
 
 
+def loads(rank: Rank) -> dict[str, Any]:
+    """What of the archive's code the driver has: after the restore, after each replay, and whether one can fail."""
+    needs = {}
+    found: list[tuple[list[int], int]] = []
+
+    def look() -> None:
+        functions = np.flatnonzero(rank.session._materializer._bindings.functions).tolist()
+        found.append((functions, rank.graphs._hook.report().engine["module_loads"] - before))
+
+    before = rank.graphs._hook.report().engine["module_loads"]
+    rank.restore(RestorePolicy(first=(), background=False))
+    for key, graph in rank.session.graphs.items():
+        needs[key[1]] = rank.session._materializer._members.needs(graph.member).functions.tolist()
+    look()
+    batches = list(rank.config.batch_sizes)
+    # The first is asked for while the driver does not give its functions.
+    hook = rank.session._materializer._bindings._hook
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(hook, name)
+
+        def load_function(self, module: int, name: str, settings: Any) -> int:
+            return int(hook.load_function(module, "nobody", settings))
+
+    rank.session._materializer._bindings._hook = Failing()
+    raised = None
+    try:
+        rank.session.graphs["decode", batches[0]].replay(rank.device.stream)
+    except FoundrydError as error:
+        raised = error
+    rank.session._materializer._bindings._hook = hook
+    for batch in batches:
+        rank.serve(batch)
+        look()
+    return {"needs": [needs[b] for b in batches], "found": found, "raised": [type(raised).__name__, str(raised)]}
+
+
 def fails_first(rank: Rank) -> dict[str, Any]:
     """The graph that is to be ready first cannot be instantiated, so the engine captures natively."""
     rank.driver.failing = {0}
@@ -377,7 +415,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         serves, prepares, at_random, from_threads, fails_in_the_background, fails_first, closes_early,
-        ends_without_closing, asks_while_it_builds, captures_while_it_builds,
+        ends_without_closing, asks_while_it_builds, captures_while_it_builds, loads,
     )
 }  # fmt: skip
 

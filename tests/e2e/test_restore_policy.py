@@ -89,6 +89,25 @@ def test_graphs_with_collectives_are_built_without_the_other_rank(run, pair, pol
         assert rank.result["counters"]["communication"]["captures"] > 0
 
 
+def test_code_is_loaded_when_a_graph_needs_it(e2e, run, several):
+    (rank,) = run(several, "loads")
+    needs, found = rank.result["needs"], rank.result["found"]
+    so_far: set[int] = set()
+    assert found[0][0] == []
+    for wanted, (functions, _) in zip(needs, found[1:], strict=True):
+        so_far |= set(wanted)
+        assert functions == sorted(so_far)
+    assert so_far
+    loads = [count for _, count in found]
+    assert loads == sorted(loads)
+    assert loads[0] < loads[-1]
+    kind, message = rank.result["raised"]
+    assert kind == "RestoreError"
+    assert message.startswith("rank 0 could not build graph ('decode', 1) in phase 'replay': module ")
+    assert "has no function named nobody" in message
+    assert e2e.sentence(message)
+
+
 def test_the_background_begins_when_the_engine_has_asked_for_every_graph(run, several):
     (rank,) = run(several, "prepares")
     assert rank.result["before"] == {"builders": [], "ready": [8]}

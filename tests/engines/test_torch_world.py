@@ -174,24 +174,25 @@ def test_groups_without_nccl_have_no_communicators_to_declare(running):
 
 
 class Backend:
-    """Stands in for the NCCL back-end of a group."""
+    """Stands in for the NCCL back-end of a group, which is ``connected`` or gets ``handle`` when it is."""
 
-    def __init__(self, handle, log):
-        self._handle, self._log = handle, log
+    def __init__(self, handle, connected, log):
+        self._handle, self._connected, self._log = handle, connected, log
 
     def name(self):
         return "nccl"
 
     def eager_connect_single_device(self, device):
         self._log.append((self._handle, str(device)))
+        self._connected = True
 
     def _comm_ptr(self):
-        return self._handle
+        return self._handle if self._connected else 0
 
 
 class Group:
-    def __init__(self, ranks, handle, log):
-        self.ranks, self.backend = ranks, Backend(handle, log)
+    def __init__(self, ranks, handle, log, connected=False):
+        self.ranks, self.backend = ranks, Backend(handle, connected, log)
 
     def _get_backend(self, device):
         return self.backend
@@ -199,16 +200,16 @@ class Group:
 
 @pytest.fixture
 def declared(monkeypatch):
-    """Connects groups of (ranks, handle) and returns what was connected and declared, in order."""
+    """Connects groups of (ranks, handle[, connected]) and returns what was connected and declared, in order."""
 
-    def run(*described):
+    def run(*described, **more):
         connected, told = [], []
-        groups = {Group(ranks, handle, connected): None for ranks, handle in described}
+        groups = {Group(ranks, handle, connected, *there): None for ranks, handle, *there in described}
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
         monkeypatch.setattr(dist.distributed_c10d._world, "_pg_map", groups, raising=False)
         monkeypatch.setattr(type(dist.distributed_c10d._world), "pg_map", property(lambda self: groups))
         monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group.ranks)
-        connect(torch.device("cuda", 1), lambda handle, ranks: told.append((handle, ranks)))
+        connect(torch.device("cuda", 1), lambda handle, ranks: told.append((handle, ranks)), **more)
         return connected, told
 
     return run
@@ -218,6 +219,21 @@ def test_communicators_are_made_and_declared_in_the_order_of_groups(declared):
     connected, told = declared(([0, 1, 2, 3], 0xA0), ([2, 3], 0xB0), ([1, 3], 0xC0))
     assert connected == [(0xA0, "cuda:1"), (0xB0, "cuda:1"), (0xC0, "cuda:1")]
     assert told == [(0xA0, [0, 1, 2, 3]), (0xB0, [2, 3]), (0xC0, [1, 3])]
+
+
+def test_a_group_that_is_connected_is_not_connected_again(declared):
+    """PyTorch would make a second communicator, and keep both."""
+    connected, told = declared(([0, 1], 0xA0, True), ([0, 1], 0xB0))
+    assert connected == [(0xB0, "cuda:1")]
+    assert told == [(0xA0, [0, 1]), (0xB0, [0, 1])]
+
+
+def test_only_wanted_communicators_are_made_and_all_keep_their_places(declared):
+    """Two groups of the same ranks are told apart by their place alone."""
+    groups = ([0, 1], 0xA0), ([0, 1], 0xB0), ([0, 1], 0xC0, True), ([1], 0xD0)
+    connected, told = declared(*groups, wanted={1, 2}.__contains__)
+    assert connected == [(0xB0, "cuda:1")]
+    assert told == [(0, [0, 1]), (0xB0, [0, 1]), (0xC0, [0, 1]), (0, [1])]
 
 
 def test_a_group_without_a_communicator_is_refused_by_its_ranks(declared):

@@ -167,28 +167,39 @@ def test_communicators_have_slots_in_creation_order(hooked: Any) -> None:
             alone = nccl.init(1, 0)
         tensor = world.split(2, 5)
         none = world.split(-1, 0)
+        hook.comm_declare(tensor.handle, [4, 5])
         hook.comm_declare(world.handle, range(8))
         hook.comm_declare(tensor.handle, [4, 5])
         refusals = [refusal(lambda: hook.comm_declare(world.handle, range(7))),
                     refusal(lambda: hook.comm_declare(world.handle, [0, 1, 2, 3, 4, 5, 6, 6])),
                     refusal(lambda: hook.comm_declare(12345, [0])),
+                    refusal(lambda: hook.comm_declare(0, [0])),
                     refusal(lambda: hook.comm_declare(world.split(3, 0).handle, [6, 7]))]
         tensor.destroy()
         again = nccl.init(2, 1)
         rows, ranks = hook.communicators()
-        answer([[[int(r[n]) for n in ("slot", "size", "rank", "live", "member_first", "member_count")] for r in rows],
+        names = ("slot", "size", "rank", "live", "member_first", "member_count", "declared")
+        answer([[[int(r[n]) for n in names] for r in rows],
                 ranks.tolist(), [int(rows[i]["handle"]) == comm for i, comm in ((0, world.handle), (4, again.handle))],
                 refusals])
         """,
         env={"RANK": "5"},
     )
     assert [row[:4] for row in rows] == [[0, 8, 5, 1], [1, 1, 0, 1], [2, 2, 1, 0], [3, 8, 5, 1], [4, 2, 1, 1]]
-    assert [row[4:] for row in rows[:3]] == [[0, 8], [8, 0], [8, 2]]
+    assert [row[4:6] for row in rows[:3]] == [[0, 8], [8, 0], [8, 2]]
+    none = 2**32 - 1
+    assert [row[6] for row in rows] == [1, none, 0, none, none]
     assert ranks == [*range(8), 4, 5]
     assert handles == [True, True]
-    assert [error for error, _ in refusals] == ["UsageError", "UsageError", "RestoreError", "UsageError"]
+    assert [error for error, _ in refusals] == [
+        "UsageError",
+        "UsageError",
+        "RestoreError",
+        "RestoreError",
+        "UsageError",
+    ]
     assert "7" in refusals[0][1]
-    assert "RANK" in refusals[3][1]
+    assert "RANK" in refusals[4][1]
 
 
 def test_a_declared_split_behaves_at_its_true_size(hooked: Any) -> None:

@@ -81,6 +81,11 @@ def check_communication(found: Findings, variant: Variant) -> npt.NDArray[np.uin
                 and all(in_range(m, variant.world) for m in members),
                 f"has {communicator.size} ranks, which are not the {len(members)} that it lists",
             )
+    declared = [c.declared for c in variant.communicators if c.declared is not None]
+    found.need(
+        len(set(declared)) == len(declared) and all(0 <= place < 2**32 - 1 for place in declared),
+        f"communicators have the places {declared} in the order of declarations, which are not each another one",
+    )
     ops = found.array(variant.comm_ops, found.dtypes.comm_op, "communication operations")
     if ops is None:
         return np.empty(0, np.uint32)

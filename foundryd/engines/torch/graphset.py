@@ -155,7 +155,11 @@ class GraphSet(graphset.GraphSet):
 
     def _declare_communicators(self) -> None:
         """Makes and declares the communicators that graphs may use; an engine that has its own declares those."""
-        connect(self.device, self.declare_communicator)
+        if self._session is None:
+            connect(self.device, self.declare_communicator)
+            return
+        used, before = self._session.used_declarations, self.declared
+        connect(self.device, self.declare_communicator, lambda place: before + place in used)
 
     def _capture(
         self, fn: Callable[[], Any], places: list[int], generators: Sequence[torch.Generator], warmups: int

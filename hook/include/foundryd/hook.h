@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define FDY_HOOK_ABI 4
+#define FDY_HOOK_ABI 5
 
 typedef enum fdy_status {
   FDY_OK = 0,
@@ -154,6 +154,8 @@ typedef struct fdy_hook {
   int (*destroy_graph)(void *graph);
 
   // --- communication ---
+  // The world ranks of a communicator, in its own order.  NULL takes the place of one that is not made here, but not
+  // while capturing.
   int (*comm_declare)(void *communicator, const uint32_t *ranks, uint64_t count);
   int (*communicators)(fdy_buffer *communicators, fdy_buffer *ranks);  // fdy_communicator[], uint32_t[]
   // Collective calls recorded under stream capture, in order, as fdy_comm_op[].

@@ -202,6 +202,8 @@ typedef struct fdy_communicator {
   uint64_t handle;  // ncclComm_t of this process
   uint32_t member_first;
   uint32_t member_count;
+  uint32_t declared;  // its place in the order of declarations, FDY_NONE if nobody declared it
+  uint32_t reserved;
 } fdy_communicator;
 
 // One recorded call.  Calls with the same `group` and `communicator` are one launch and one placeholder.

@@ -23,7 +23,7 @@ void State::created(NcclComm communicator, uint32_t size, uint32_t rank) {
   if (communicator == nullptr) return;  // a split without a colour
   const std::lock_guard lock(mutex_);
   const auto slot = static_cast<uint32_t>(communicators_.size());
-  communicators_.push_back({communicator, size, rank, size == 0, true, {}, std::make_shared<Lane>()});
+  communicators_.push_back({communicator, size, rank, size == 0, true, FDY_NONE, {}, std::make_shared<Lane>()});
   slots_[communicator] = slot;
 }
 
@@ -70,6 +70,10 @@ void State::tell_stub(Communicator &communicator, std::span<const uint32_t> rank
 
 void State::declare(NcclComm communicator, std::span<const uint32_t> ranks) {
   const std::lock_guard lock(mutex_);
+  if (communicator == nullptr && !capturing()) {
+    ++declarations_;
+    return;
+  }
   const auto it = slots_.find(communicator);
   if (it == slots_.end())
     throw Error(FDY_ERROR_NOT_FOUND,
@@ -88,6 +92,7 @@ void State::declare(NcclComm communicator, std::span<const uint32_t> ranks) {
     throw Error(FDY_ERROR_INVALID, "world rank %u was declared twice for communicator %p", *twice,
                 static_cast<void *>(communicator));
   c.members.assign(ranks.begin(), ranks.end());
+  if (c.declared == FDY_NONE) c.declared = declarations_++;
 }
 
 void State::list(std::vector<fdy_communicator> &communicators, std::vector<uint32_t> &ranks) {
@@ -96,7 +101,8 @@ void State::list(std::vector<fdy_communicator> &communicators, std::vector<uint3
     Communicator &c = communicators_[slot];
     ask(c);
     communicators.push_back({slot, c.size, c.rank, c.live ? 1u : 0u, reinterpret_cast<uintptr_t>(c.handle),
-                             static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(c.members.size())});
+                             static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(c.members.size()), c.declared,
+                             0});
     ranks.insert(ranks.end(), c.members.begin(), c.members.end());
   }
 }

@@ -38,6 +38,7 @@ class State {
   void created(NcclComm communicator, uint32_t size, uint32_t rank);
   void destroyed(NcclComm communicator);
   // Its world ranks, in the communicator's order.  Under capture the stub learns the true size of a split from this.
+  // Communicators are told apart by the order of their declarations; none takes the place of one that is not made here.
   void declare(NcclComm communicator, std::span<const uint32_t> ranks);
   void list(std::vector<fdy_communicator> &communicators, std::vector<uint32_t> &ranks);
 
@@ -57,6 +58,7 @@ class State {
     uint32_t rank;
     bool derived;  // by a split or shrink, which do not say how large the child is
     bool live;
+    uint32_t declared;  // FDY_NONE until it is
     std::vector<uint32_t> members;
     std::shared_ptr<Lane> lane;
   };
@@ -68,6 +70,7 @@ class State {
   std::unordered_map<NcclComm, uint32_t> slots_;  // live handles
   std::vector<fdy_comm_op> ops_;
   uint32_t groups_ = 0;
+  uint32_t declarations_ = 0;
 };
 
 }  // namespace foundryd::comm

@@ -57,10 +57,11 @@ def main(path: str, rank: int, count: int) -> None:
         step(*arguments, **more)
         phases[name] = (time.thread_time() - begin) * 1e3
 
+    # All first, so that no function is loaded while graphs are built.
+    phase("arrange", materializer.arrange, RestorePolicy(first="all"), extra={})
     phase("modules", materializer.load_modules)
     phase("functions", materializer.bind_functions)
     phase("content", materializer.upload_content)
-    phase("arrange", materializer.arrange, RestorePolicy(first=()), extra={})
     living = []  # as in an engine, where memory that a graph gave back is not found again by the next
     rows: dict[str, list[float]] = {"block": [], "build": [], "instantiate": [], "member": []}
     for place, entry in list(enumerate(variant.members))[:count]:
