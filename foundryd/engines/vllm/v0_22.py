@@ -48,7 +48,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Ma
     config = settings()
     second = bool(all_kwargs[wrapper.rpc_rank]["vllm_config"].use_v2_model_runner)
     try:
-        seam.install((*WORKER, *(V2 if second else V1)))
+        seam.install((*WORKER, *SCRATCH, *(V2 if second else V1)))
         if config.mode is Mode.CAPTURE:
             seam.install(LONE)
     except FoundrydError as error:
@@ -113,6 +113,7 @@ def _compile_or_warm_up_model(real: Callable[..., Any], worker: Any) -> Any:
     graphs = _current.report.phases.get("graphs", 0.0)
     with _current.report.phase("warm_up"):
         times = real(worker)
+    seam.remove(SCRATCH)  # served requests call vLLM's own function
     # What is inside is not counted twice.
     _current.report.phases["warm_up"] -= _current.report.phases.get("graphs", 0.0) - graphs
     _current.publish()
@@ -203,6 +204,25 @@ class Kind(Protocol):
         """Lets vLLM have every graph, as if it had captured them."""
 
 
+def _workspace(real: Callable[..., Any], manager: Any, required_bytes: int) -> Any:
+    """Scratch memory that layers share and graphs refer to: a restoring worker needs it too, and at the same place."""
+    [current, *others] = manager._current_workspaces
+    grows = current is None or current.numel() * current.element_size() < required_bytes
+    if _current is None or others or not grows:
+        return real(manager, required_bytes)
+    with _current.arena("io"):
+        return real(manager, required_bytes)
+
+
+def _workspaces() -> dict[str, Any]:
+    """The workspace by its name, if some layer asked for it."""
+    module = importlib.import_module("vllm.v1.worker.workspace")
+    if not module.is_workspace_manager_initialized():
+        return {}
+    found = module.current_workspace_manager()._current_workspaces
+    return {f"workspace.{i}": tensor for i, tensor in enumerate(found) if tensor is not None}
+
+
 def _kind(runner: Any) -> Kind:
     return v0_22_v2 if runner.vllm_config.use_v2_model_runner else v0_22_v1
 
@@ -247,7 +267,7 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
             adapter.tidy()
         if adapter.active:
             with adapter.guarded(), adapter.report.part("bind"):
-                adapter.bind(kind.filled(runner))
+                adapter.bind(kind.filled(runner) | _workspaces())
         if not adapter.capturing and not adapter.off:
             restored = adapter.restore(lambda: kind.keys(runner))
             if restored is not None:
@@ -339,6 +359,17 @@ WORKER = (
         _load_compiled,
     ),
     Seam("vllm.compilation.backends", "VllmBackend", "__call__", ("self", "graph"), _part("split_and_compile")),
+)
+
+# Only while the worker starts.
+SCRATCH = (
+    Seam(
+        "vllm.v1.worker.workspace",
+        "WorkspaceManager",
+        "_ensure_workspace_size",
+        ("self", "required_bytes"),
+        _workspace,
+    ),
 )
 
 # One of these two, as vLLM chooses its runner.

@@ -63,6 +63,20 @@ def test_what_every_graph_reads_is_bound_by_name(vllm):
     }
 
 
+@pytest.mark.parametrize("mode", ["capture", "restore"])
+def test_scratch_memory_lies_in_an_arena_while_the_worker_starts(vllm, mode):
+    from vllm.v1.worker.workspace import WorkspaceManager, current_workspace_manager
+
+    own = WorkspaceManager._ensure_workspace_size
+    vllm.start("capture", configured(vllm), **RANK)
+    vllm.start(mode, configured(vllm), **RANK)
+    assert [arena for what, arena in vllm.log.events if what == "workspace"] == ["io", "io"]
+    # Nothing is asked of an arena where nothing is made, as while a graph is captured.
+    assert {arena for what, arena in vllm.log.events if what == "workspace as it is"} == {"default"}
+    assert v0_22._workspaces() == {"workspace.0": current_workspace_manager()._current_workspaces[0]}
+    assert WorkspaceManager._ensure_workspace_size is own
+
+
 @pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"])
 def test_recorded_and_restored_workers_compute_what_a_native_one_does(vllm, mode):
     native = vllm.start("", configured(vllm, mode)).model_runner.execute([3, 1])
@@ -80,7 +94,7 @@ def test_a_restore_runs_nothing_for_a_graph_and_leaves_vllm_as_after_its_own_cap
     worker = vllm.start("restore", configured(vllm))
     assert fallback() is None
     assert not {"native capture", "trial capture"} & set(vllm.what())
-    assert vllm.what()[-3:] == ["workspace locked", "dummy run", "warm up of the sampler"]
+    assert vllm.what()[-4:] == ["workspace locked", "dummy run", "workspace as it is", "warm up of the sampler"]
     assert vllm.what().count("dummy run") == 1
     assert not vllm.monitor.cudagraph_capturing_enabled
     before, after = recorded.concrete_cudagraph_entries, worker.model_runner.model.concrete_cudagraph_entries

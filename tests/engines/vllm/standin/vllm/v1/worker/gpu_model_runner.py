@@ -15,7 +15,7 @@ from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker.gpu.attn_utils import Builder
-from vllm.v1.worker.workspace import lock_workspace
+from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
 
 class FlashAttention:
@@ -71,6 +71,9 @@ class GPUModelRunner:
 
     def profile_run(self):
         compiled(self.get_model())
+        # Stands for experts, whose custom operation asks for scratch memory.
+        for size in (64, 256):
+            current_workspace_manager()._ensure_workspace_size(size)
 
     def profile_cudagraph_memory(self):
         """Stands for captures with a KV cache of a few blocks, which is given up again."""
@@ -111,6 +114,7 @@ class GPUModelRunner:
 
     def _dummy_run(self, num_tokens, cudagraph_runtime_mode=None, batch=None):
         note("dummy run")
+        current_workspace_manager()._ensure_workspace_size(num_tokens)
         self.seq_lens[:num_tokens] = 1
         return self._forward(num_tokens, cudagraph_runtime_mode, batch)
 

@@ -5,6 +5,7 @@ import importlib
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.log import note
+from vllm.v1.worker.workspace import init_workspace_manager
 
 free_bytes = 1 << 30  # what profiling finds
 
@@ -26,6 +27,7 @@ class Worker:
     def init_device(self):
         note("context")
         note("process groups")
+        init_workspace_manager()
         second = self.vllm_config.use_v2_model_runner
         module = "vllm.v1.worker.gpu.model_runner" if second else "vllm.v1.worker.gpu_model_runner"
         self.model_runner = importlib.import_module(module).GPUModelRunner(self.vllm_config, None)
