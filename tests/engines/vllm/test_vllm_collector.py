@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
-from foundryd.engines.vllm import collector
+from foundryd.engines.vllm import collector, v0_22
 from foundryd.engines.vllm.report import StartUp
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -72,9 +72,10 @@ def test_a_worker_that_falls_back_collects_as_vllm_does(vllm, seen):
     assert set(seen.values()) == {0}
 
 
-def test_a_worker_that_gives_up_late_collects_whole_before_it_captures(vllm, monkeypatch):
+@pytest.mark.parametrize("late", ["kv_cache", "graphs"])
+def test_a_worker_that_gives_up_late_collects_whole_before_it_captures(vllm, monkeypatch, late):
     vllm.start("capture", **RANK)
-    frozen = []
+    frozen, other = [], vllm.graphs.BatchExecutionDescriptor
     real = vllm.graphs.CudaGraphManager.capture
     monkeypatch.setattr(
         vllm.graphs.CudaGraphManager,
@@ -84,8 +85,12 @@ def test_a_worker_that_gives_up_late_collects_whole_before_it_captures(vllm, mon
             real(self, create_forward_fn),
         )[1],
     )
-    monkeypatch.setattr(vllm.runner.FlashAttention, "name", "FLASHINFER")
+    if late == "kv_cache":
+        monkeypatch.setattr(vllm.runner.FlashAttention, "name", "FLASHINFER")
+    else:
+        monkeypatch.setattr(vllm.graphs, "BatchExecutionDescriptor", lambda *named: other(*named[:2], 1))
     vllm.start("restore")
+    assert v0_22._current.report.way == "native"
     assert frozen == [0]
 
 

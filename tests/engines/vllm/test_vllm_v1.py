@@ -47,8 +47,8 @@ def test_a_capture_records_each_batch_once_and_vllm_captures_none(vllm):
     assert not vllm.monitor.cudagraph_capturing_enabled
 
 
-def test_trial_captures_stay_where_nothing_is_restored(vllm):
-    vllm.start("", configured(vllm), FOUNDRYD_STARTUP_REPORT="reports-that-are-not-there")
+def test_trial_captures_stay_where_nothing_is_restored(vllm, tmp_path):
+    vllm.start("", configured(vllm), FOUNDRYD_STARTUP_REPORT=tmp_path)
     assert vllm.what().count("trial capture") == 1
     assert vllm.what().count("native capture") == 3
 
