@@ -48,7 +48,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Ma
     config = settings()
     second = bool(all_kwargs[wrapper.rpc_rank]["vllm_config"].use_v2_model_runner)
     try:
-        seam.install((*WORKER, *SCRATCH, *(V2 if second else V1)))
+        seam.install((*WORKER, *SCRATCH, *(V2 if second else ())))
         if config.mode is Mode.CAPTURE:
             seam.install(LONE)
     except FoundrydError as error:
@@ -74,6 +74,10 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
         # One device stands for that of every local rank.
         worker.local_rank = adapter.device.index
     with adapter.report.phase("init_device"):
+        if not config.use_v2_model_runner:
+            # vLLM imports this runner only now, with whatever that asks of the device.
+            with adapter.guarded():
+                seam.install(V1)
         return real(worker)
 
 

@@ -144,7 +144,8 @@ class Standin:
     def start(self, mode="", config=None, **variables):
         """The worker of an engine that has started in this mode."""
         self.environment(**({"FOUNDRYD_MODE": mode} if mode else {}), **variables)
-        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.SCRATCH, *v0_22.V1, *v0_22.V2, *v0_22.LONE))
+        first = v0_22.V1 if "vllm.v1.worker.gpu_model_runner" in sys.modules else ()  # it is imported late
+        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.SCRATCH, *first, *v0_22.V2, *v0_22.LONE))
         v0_22._current = None
         collector.thaw()
         self.log.events.clear()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +164,29 @@ def test_batches_that_vllm_resolved_otherwise_are_refused(vllm, monkeypatch):
     assert isinstance(fallback(), IdentityMismatch)
     assert "vllm.graphs is (('FULL', 1, 1, 1), ('FULL', 2, 2, 1)) and the archive has" in str(fallback())
     assert vllm.what().count("native capture") == 2
+
+
+def test_the_runner_is_looked_at_after_the_attach_and_one_that_is_otherwise_is_left_to_vllm(vllm, monkeypatch):
+    """vLLM imports this runner when it makes the device ready, and its imports may touch the device."""
+    vllm.start("capture", configured(vllm), **RANK)
+    seen = []
+    real = type(graphs()).__init__
+
+    def attached(self, *arguments):
+        seen.append("vllm.v1.worker.gpu_model_runner" in sys.modules)
+        real(self, *arguments)
+
+    monkeypatch.setattr(type(graphs()), "__init__", attached)
+    monkeypatch.delitem(sys.modules, "vllm.v1.worker.gpu_model_runner")
+    vllm.start("restore", configured(vllm))
+    assert fallback() is None
+    assert seen == [False]
+    monkeypatch.delitem(sys.modules, "vllm.v1.worker.gpu_model_runner")
+    changed = [replace(row, parameters=("self", "other")) if row.name == "capture_model" else row for row in v0_22.V1]
+    monkeypatch.setattr(v0_22, "V1", tuple(changed))
+    worker = vllm.start("restore", configured(vllm))
+    native(vllm, worker, EngineUnsupported, "capture_model takes self and its version should take self, other first")
+    assert vllm.what().count("trial capture") == 1
 
 
 def test_an_archive_of_one_runner_is_refused_for_the_other(vllm):
