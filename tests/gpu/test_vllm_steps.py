@@ -40,7 +40,7 @@ class Engine:
         report.mkdir()
         phases = {{"attach": 1.0, "graphs": 2.0}}
         rank = {{"way": way, "fallback": fallback, "graphs": 4, "kv_blocks": 7, "restore_ms": {{}}}}
-        rank["phases_ms"] = phases
+        rank |= {{"phases_ms": phases, "parts_ms": {{"graphs.bind": 1.5}}, "collector_ms": {{"graphs": 0.5}}}}
         (report / "rank-0.json").write_text(json.dumps(rank))
 
     def answer(self, batch, tokens):
@@ -161,7 +161,22 @@ def test_a_restore_with_the_answers_of_the_native_start_is_ok(script, context):
     assert done(script, context, "small.native", steps.native)["verdict"] == "ok"
     row = done(script, context, "small.restore", steps.restore)
     assert (row["verdict"], row["equal"], row["answers"]) == ("ok", 64, 64)
-    assert "answers equal: 64 of 64" in script("results").tables(context.results.rows)
+    shown = script("results").tables(context.results.rows)
+    assert "answers equal: 64 of 64" in shown
+    for words in ("part: graphs.bind", "collector: graphs"):
+        [line] = [line for line in shown.splitlines() if words in line]
+        assert line.split()[-2:] == ["1.5"] * 2 or line.split()[-2:] == ["0.5"] * 2
+
+
+def test_the_functions_of_a_start_are_written_natively_and_restored(script, context):
+    steps = script("steps")
+    for way in ("native", "restore"):
+        row = done(script, context, f"small.calls-{way}", steps.calls)
+        assert row["verdict"] == "ok"
+        text = (context.out / f"small.calls-{way}.txt").read_text()
+        assert "Ordered by: cumulative time" in text
+        assert "Ordered by: internal time" in text
+        assert "engine.py" in text  # the stand-in's constructor
 
 
 def test_one_token_that_differs_is_found_and_named(script, context, monkeypatch):

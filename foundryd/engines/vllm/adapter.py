@@ -7,6 +7,7 @@ in ``give_up``, after which every call here does nothing and the worker captures
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,8 +17,9 @@ import torch
 
 from foundryd.archive.identity import Provider
 from foundryd.engines.torch import graphset
+from foundryd.engines.vllm import collector
 from foundryd.engines.vllm.report import StartUp
-from foundryd.errors import FoundrydError, IdentityMismatch, NotEnoughMemory, RestoreError
+from foundryd.errors import FoundrydError, IdentityMismatch, LayoutDiverged, NotEnoughMemory, RestoreError
 from foundryd.session.arrays import freeze_key
 from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.settings import Mode, Settings
@@ -80,7 +82,12 @@ class WorkerGraphs(graphset.GraphSet):
         if "vllm" not in recorded:
             raise RestoreError("the archive was not captured by vLLM: capture this model with vLLM")
         compare(recorded["vllm"]["resolved"], self.resolved)
-        super()._check_engine(recorded)
+        try:
+            super()._check_engine(recorded)
+        except LayoutDiverged:
+            # Garbage may hold tensors of arenas: the worker that was captured had collected it all.
+            collector.collect()
+            super()._check_engine(recorded)
 
 
 def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -129,6 +136,25 @@ class Adapter:
             self.report.fallback = error
         if self._graphs is not None:
             self.report.fallback = self._graphs.fallback
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Keeps Python's garbage collector from what there is now, if this worker may restore.
+
+        To be called where the worker has just collected, or has nothing on the device yet.
+        """
+        if self.restoring:
+            collector.freeze()
+
+    def uncollected(self) -> AbstractContextManager[None]:
+        """Inside, the collector runs only when it is asked to, if this worker may restore."""
+        return collector.paused() if self.restoring else nullcontext()
+
+    def tidy(self) -> None:
+        """Frees device memory that garbage and PyTorch's allocator keep, as vLLM does before it captures."""
+        with self.report.part("tidy"):
+            gc.collect()
+            torch.cuda.empty_cache()
 
     @property
     def capturing(self) -> bool:
@@ -164,6 +190,7 @@ class Adapter:
             raise error
         if self._graphs is not None:
             self._graphs.give_up(error)
+        collector.thaw()
         self.report.fallback = self.report.fallback or error
 
     @contextmanager
@@ -223,18 +250,20 @@ class Adapter:
         if self._graphs is None:
             return None
         wanted: list[Any] = []
-        with self.guarded():
+        with self.guarded(), self.report.part("keys"):
             if self.restoring:
                 wanted = list(keys())
                 self.resolve(graphs=sorted(list(key) for key in wanted))
-        with self.guarded():
+        with self.guarded(), self.report.part("restore"):
             # Also after a fallback: only then do the other ranks learn of it.
             self._graphs.prepare()
         self.report.fallback = self.report.fallback or self._graphs.fallback
         session = self._graphs.session
         if session is None:
+            # What vLLM collects before it captures, it is to collect whole.
+            collector.thaw()
             return None
-        with self.guarded():
+        with self.guarded(), self.report.part("outputs"):
             restored = {key: self._graphs.capture_or_restore(key, _never) for key in wanted}
             self.report.way, self.report.graphs = "restored", len(restored)
             self.report.restore = dict(session.phases)
@@ -265,15 +294,17 @@ class Adapter:
     def start_background(self) -> None:
         """After the last graph that was restored: lets the background begin."""
         if self._graphs is not None:
-            with self.guarded():
+            with self.guarded(), self.report.part("background"):
                 self._graphs.finish()
 
     def publish(self) -> None:
-        """Says how the worker started."""
+        """Says how the worker started, which it has."""
         self.report.publish(self._config.startup_report)
 
     def close(self) -> None:
         """Destroys the graphs and gives the lease back."""
+        # What the worker leaves behind may be garbage only now.
+        collector.thaw()
         if self._graphs is None:
             return
         try:

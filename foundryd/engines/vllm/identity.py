@@ -62,6 +62,7 @@ class VllmFacts:
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         parallel, compilation, attention = config.parallel_config, config.compilation_config, config.attention_config
         facts: dict[str, Any] = {
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "dtype": model.dtype,
             "quantization": model.quantization,
             "max_model_len": model.max_model_len,

@@ -26,11 +26,6 @@ def _ranks(config: Any) -> int:
 _LATER = "start without it"
 
 REFUSED = (
-    Refused(
-        "the V1 model runner",
-        lambda c: not c.use_v2_model_runner,
-        "use a dense model without quantization, or set VLLM_USE_V2_MODEL_RUNNER=1 where vLLM allows it",
-    ),
     Refused("enforce_eager", lambda c: c.model_config.enforce_eager, "there are no graphs then: start without it"),
     Refused(
         "pipeline_parallel_size above 1", lambda c: c.parallel_config.pipeline_parallel_size > 1, "use tensor parallel"
@@ -74,6 +69,10 @@ REFUSED = (
     Refused("a multimodal model", lambda c: c.model_config.multimodal_config is not None, "use a text model"),
     Refused("an encoder-decoder model", lambda c: c.model_config.is_encoder_decoder, "use a decoder"),
     Refused("a pooling model", lambda c: c.model_config.runner_type != "generate", "use a model that generates"),
+    # Graphs write them into buffers that no arena has.
+    Refused("enable_return_routed_experts", lambda c: c.model_config.enable_return_routed_experts, _LATER),
+    Refused("enable_prompt_embeds", lambda c: c.model_config.enable_prompt_embeds, _LATER),
+    Refused("kv_sharing_fast_prefill", lambda c: c.cache_config.kv_sharing_fast_prefill, _LATER),
     Refused("max_model_len -1", lambda c: c.model_config.max_model_len <= 0, "give a length"),
     Refused("calculate_kv_scales", lambda c: c.cache_config.calculate_kv_scales, _LATER),
     Refused(
@@ -100,10 +99,12 @@ BACKENDS = frozenset({"FLASH_ATTN"})
 
 
 def check(config: Any, environ: dict[str, str]) -> None:
-    """Raises ``EngineUnsupported`` for the first row of ``REFUSED`` that holds."""
+    """Raises ``EngineUnsupported`` for the first row of ``REFUSED`` that holds, or a variable."""
     for row in REFUSED:
         if row.when(config):
             raise EngineUnsupported(f"{row.what} cannot be restored yet: {row.advice}")
+    if environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "0") == "1":
+        raise EngineUnsupported("graphs with breaks cannot be restored yet: start without VLLM_USE_BREAKABLE_CUDAGRAPH")
     if _ranks(config) > 1 and environ.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1") != "0":
         raise EngineUnsupported(
             "all-reduce through symmetric memory cannot be restored yet: set VLLM_ALLREDUCE_USE_SYMM_MEM=0"

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seams of vLLM 0.22.1: where its workers are wrapped, and what its objects are called.
 
-In the order in which a worker passes them (V2 model runner)::
+In the order in which a worker passes them::
 
     WorkerWrapperBase.init_worker       the seams below are put in
     Worker.init_device                  attach; then the context, process groups and the runner's buffers (arena io)
     Worker.load_model                   parameters (arena weights); their values come outside of arenas
     Worker.determine_available_memory   profiling runs as always; the archive says how large the KV cache is
     Worker.initialize_from_config       KV cache, block tables, buffers of the attention (arena kv)
-    Worker.compile_or_warm_up_model     warm-ups, then GPUModelRunner.capture_model, then warm-ups that replay
-      CudaGraphManager.capture          graphs are recorded or restored instead
+    Worker.compile_or_warm_up_model     warm-ups, then GPUModelRunner.capture_model, then warm-ups
+      GPUModelRunner.capture_model      graphs are restored, or captured as each runner does it
+
+There are two model runners, with a module each for what differs: ``v0_22_v2`` and ``v0_22_v1``.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol
 
-from foundryd.engines.vllm import seam, support, v0_22_pieces, versions
+from foundryd.engines.vllm import seam, support, v0_22_v1, v0_22_v2, versions
 from foundryd.engines.vllm.report import StartUp
 from foundryd.engines.vllm.seam import Seam
-from foundryd.errors import CaptureError, FoundrydError, UsageError
+from foundryd.errors import FoundrydError, UsageError
 from foundryd.settings import Mode, Settings, settings
 
 log = logging.getLogger("foundryd.vllm")
@@ -41,18 +43,19 @@ def install() -> None:
 # --- the worker -------------------------------------------------------------------------------------------------------
 
 
-def _init_worker(real: Callable[..., Any], wrapper: Any, *arguments: Any, **named: Any) -> Any:
+def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Mapping[str, Any]]) -> Any:
     """Only a worker's process needs the seams, and only now all that they import is imported anyway."""
     config = settings()
+    second = bool(all_kwargs[wrapper.rpc_rank]["vllm_config"].use_v2_model_runner)
     try:
-        seam.install(WORKER)
+        seam.install((*WORKER, *SCRATCH, *(V2 if second else ())))
         if config.mode is Mode.CAPTURE:
             seam.install(LONE)
     except FoundrydError as error:
         if config.mode is Mode.CAPTURE:
             raise
         log.warning("vLLM starts as if foundryd were not installed (%s): %s", error.reason, error)
-    return real(wrapper, *arguments, **named)
+    return real(wrapper, all_kwargs)
 
 
 def _init_device(real: Callable[..., Any], worker: Any) -> Any:
@@ -71,6 +74,10 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
         # One device stands for that of every local rank.
         worker.local_rank = adapter.device.index
     with adapter.report.phase("init_device"):
+        if not config.use_v2_model_runner:
+            # vLLM imports this runner only now, with whatever that asks of the device.
+            with adapter.guarded():
+                seam.install(V1)
         return real(worker)
 
 
@@ -110,6 +117,7 @@ def _compile_or_warm_up_model(real: Callable[..., Any], worker: Any) -> Any:
     graphs = _current.report.phases.get("graphs", 0.0)
     with _current.report.phase("warm_up"):
         times = real(worker)
+    seam.remove(SCRATCH)  # served requests call vLLM's own function
     # What is inside is not counted twice.
     _current.report.phases["warm_up"] -= _current.report.phases.get("graphs", 0.0) - graphs
     _current.publish()
@@ -126,171 +134,184 @@ def _shutdown(real: Callable[..., Any], worker: Any) -> Any:
 
 
 def _runner_init(real: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    with _arena("io"):
+    with _made("io", "runner"):
         return real(runner, *arguments, **named)
 
 
 def _initialize_model(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _arena("weights"):
+    with _made("weights", "parameters"):
         return real(*arguments, **named)
 
 
 def _process_weights(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _arena("weights"):
+    with _made("weights", "kernel_format"):
         return real(*arguments, **named)
 
 
 def _init_model_state(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    with _arena("io"):
+    with _made("io", "model_state"):
         return real(*arguments, **named)
 
 
-def _arena(name: str) -> AbstractContextManager[None]:
-    """The worker's arena; loaders and runners also run under workers of other devices, which have none."""
-    return nullcontext() if _current is None else cast(AbstractContextManager[None], _current.arena(name))
+@contextmanager
+def _made(arena: str, part: str) -> Iterator[None]:
+    """Inside, the worker makes tensors in that arena, as a part of its phase.
+
+    Loaders and runners also run under workers of other devices, which have none.
+    """
+    if _current is None:
+        yield
+        return
+    with _current.report.part(part), _current.arena(arena):
+        yield
 
 
-def _initialize_kv_cache(real: Callable[..., Any], runner: Any, kv_cache_config: Any) -> Any:
+def _initialize_kv_cache(real: Callable[..., Any], runner: Any, kv_cache_config: Any, **named: Any) -> Any:
     adapter = _current
-    if adapter is None:
-        return real(runner, kv_cache_config)
+    if adapter is None or named.get("is_profiling"):
+        return real(runner, kv_cache_config, **named)
     adapter.report.kv_blocks = int(kv_cache_config.num_blocks)
     adapter.resolve(num_gpu_blocks=int(kv_cache_config.num_blocks))
     with adapter.arena("kv"):
-        done = real(runner, kv_cache_config)
+        done = real(runner, kv_cache_config, **named)
     if not adapter.active:
         return done
-    names = frozenset(str(backend.get_name()) for backend in runner.attn_backends.values())
-    adapter.resolve(
-        attention_backends=sorted(names),
-        block_sizes=[int(size) for size in runner.block_tables.block_sizes],
-        kernel_block_sizes=[int(size) for size in runner.block_tables.kernel_block_sizes],
-        resolved_cudagraph_mode=str(runner.cudagraph_manager.cudagraph_mode.name),
-    )
+    kind = _kind(runner)
     with adapter.guarded():
-        support.check_backends(names)
+        support.check_backends(kind.backends(runner))
+        adapter.resolve(**kind.facts(runner))
     return done
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
+class Kind(Protocol):
+    """What a module knows of one of the two model runners."""
+
+    def facts(self, runner: Any) -> dict[str, Any]:
+        """What vLLM decided when it made the KV cache, and a restore compares."""
+
+    def backends(self, runner: Any) -> frozenset[str]:
+        """The names of the attention back-ends; raises ``EngineUnsupported``."""
+
+    def filled(self, runner: Any) -> dict[str, Any]:
+        """The tensors that graphs use and the worker fills, by name."""
+
+    def states(self, runner: Any, captured: Iterable[Any]) -> Any:
+        """Other states of the worker, for the proofs of its graphs ``captured``."""
+
+    def keys(self, runner: Any) -> list[Any]:
+        """The names of all graphs that vLLM would capture; raises ``EngineUnsupported``."""
+
+    def give(self, runner: Any, restored: Mapping[Any, tuple[Any, Any]]) -> None:
+        """Lets vLLM have every graph, as if it had captured them."""
+
+
+def _workspace(real: Callable[..., Any], manager: Any, required_bytes: int) -> Any:
+    """Scratch memory that layers share and graphs refer to: a restoring worker needs it too, and at the same place."""
+    [current, *others] = manager._current_workspaces
+    grows = current is None or current.numel() * current.element_size() < required_bytes
+    if _current is None or others or not grows:
+        return real(manager, required_bytes)
+    with _current.arena("io"):
+        return real(manager, required_bytes)
+
+
+def _workspaces() -> dict[str, Any]:
+    """The workspace by its name, if some layer asked for it."""
+    module = importlib.import_module("vllm.v1.worker.workspace")
+    if not module.is_workspace_manager_initialized():
+        return {}
+    found = module.current_workspace_manager()._current_workspaces
+    return {f"workspace.{i}": tensor for i, tensor in enumerate(found) if tensor is not None}
+
+
+def _kind(runner: Any) -> Kind:
+    return v0_22_v2 if runner.vllm_config.use_v2_model_runner else v0_22_v1
+
+
+def _profile_run(real: Callable[..., Any], runner: Any) -> Any:
+    if _current is None:
+        return real(runner)
+    with _current.report.part("run"):
+        done = real(runner)
+    # It ends by collecting, and what compiled the model stays.
+    _current.freeze()
+    return done
+
+
+def _load_compiled(real: Callable[..., Any], model: Any, aot_compilation_path: str) -> Any:
+    if _current is None:
+        return real(model, aot_compilation_path)
+    # The cached model comes as hundreds of thousands of objects, all of which stay.
+    with _current.report.part("load_compiled"), _current.uncollected():
+        return real(model, aot_compilation_path)
+
+
+def _part(name: str) -> Callable[..., Any]:
+    """Times a function as a part of the worker's phase."""
+
+    def around(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        with nullcontext() if _current is None else _current.report.part(name):
+            return real(*arguments, **named)
+
+    return around
+
+
 def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
     import torch
-
-    from foundryd.engines.vllm.vary import States
 
     adapter = _current
     if adapter is None:
         return real(runner)
-    with adapter.report.phase("graphs"):
+    kind = _kind(runner)
+    with adapter.report.phase("graphs"), torch.inference_mode():  # as the worker's own steps
+        if adapter.restoring:
+            adapter.tidy()
         if adapter.active:
-            with adapter.guarded():
-                adapter.bind(filled(runner))
-        used = real(runner)
-        if adapter.active and adapter.capturing:
-            with torch.inference_mode():  # as the worker's own steps
-                states = States(runner, adapter.captured)
-                states.rest()
-                adapter.write(states.enter, states.enter_for)
-        elif adapter.active:
-            adapter.start_background()
+            with adapter.guarded(), adapter.report.part("bind"):
+                adapter.bind(kind.filled(runner) | _workspaces())
+        if not adapter.capturing and not adapter.off:
+            restored = adapter.restore(lambda: kind.keys(runner))
+            if restored is not None:
+                with adapter.report.part("give"):
+                    kind.give(runner, restored)
+                adapter.start_background()
+                # The device memory that graphs took, which vLLM says in its log.
+                return 0
+        with adapter.report.part("vllm"):
+            used = real(runner)
+        if adapter.capturing:
+            states = kind.states(runner, adapter.captured)
+            states.rest()
+            adapter.write(states.enter, states.enter_for)
     return used
 
 
-def filled(runner: Any) -> dict[str, Any]:
-    """The tensors that graphs use and the worker fills, by name."""
-    from foundryd.engines.vllm.vary import schedules
-
-    tensors: dict[str, Any] = {f"model.{name}": t for name, t in runner.model.named_parameters()}
-    tensors |= {f"model.{name}": t for name, t in runner.model.named_buffers()}
-    buffers = runner.input_buffers
-    names = ("input_ids", "positions", "query_start_loc", "seq_lens", "dcp_local_seq_lens")
-    tensors |= {f"inputs.{name}": getattr(buffers, name) for name in names}
-    tables = runner.block_tables
-    tensors |= {f"block_table.{i}": t for i, t in enumerate(tables.input_block_tables)}
-    tensors["slot_mappings"] = tables.slot_mappings
-    tensors |= {f"schedule.{name}": t for name, t in schedules(runner).items()}
-    tensors |= {f"kv.{i}": t for i, t in enumerate(runner.kv_caches)}
-    return tensors
-
-
-def _capture(
+def _capture_batches(
     real: Callable[..., Any], manager: Any, create_forward_fn: Any, progress_bar_desc: str = "Capturing CUDA graphs"
 ) -> Mapping[Any, Any]:
-    """Records or restores what vLLM would capture; anything else is left to vLLM."""
-    adapter = _current
-    if adapter is None or adapter.off:
+    """The V2 runner's loop over its batches, recorded."""
+    if _current is None or not _current.capturing:
         return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
-    modes = importlib.import_module("vllm.config.compilation").CUDAGraphMode
-    if adapter.capturing:
-        return _record(manager, create_forward_fn, modes)
-    restored = adapter.restore(lambda: _keys(manager, modes))
-    if restored is None:
-        return real(manager, create_forward_fn, progress_bar_desc)  # type: ignore[no-any-return]
-    for batch in manager._capture_descs.get(modes.FULL, ()):
-        manager.graphs[batch], outputs = restored[key_of(batch)]
-        # vLLM makes these in its first warm-up, and every graph writes into the same.
-        manager.hidden_states = outputs["hidden_states"]
-        manager.aux_hidden_states = outputs["aux_hidden_states"]
-    for tokens, index, wrapper in _pieces(manager, modes):
-        v0_22_pieces.give(wrapper, tokens, *restored[v0_22_pieces.key_of(index, tokens)])
-    manager._graphs_captured = True
-    # The states of the attention are for a drafter's capture, and there is no drafter.
-    return {}
+    return v0_22_v2.record(_current, manager, create_forward_fn)
 
 
-def _record(manager: Any, create_forward_fn: Any, modes: Any) -> dict[Any, Any]:
-    """What vLLM's own loop does, with each graph captured into the recording."""
-    parallel = importlib.import_module("vllm.distributed.parallel_state")
-    states: dict[Any, Any] = {}
-    wanted = _keys(manager, modes)  # pieces that cannot be told apart are found out before anything is captured
-    with parallel.graph_capture(device=manager.device):
-        _current.begin_capture()
-        for batch in manager._capture_descs.get(modes.PIECEWISE, ()):
-            forward, states[batch] = create_forward_fn(batch)
-            forward(modes.NONE)
-            with v0_22_pieces.recording(_current.capture):
-                forward(modes.PIECEWISE)
-        for batch in manager._capture_descs.get(modes.FULL, ()):
-            warm, _ = create_forward_fn(batch)
-            warm(modes.NONE)
-            # vLLM captures with a fresh state of the attention, since some back-ends fill theirs in the warm-up.
-            forward, states[batch] = create_forward_fn(batch)
-            manager.graphs[batch], _ = _current.capture(key_of(batch), _recorded(manager, forward, modes))
-    if missing := sorted(set(wanted) - set(_current.captured)):
-        raise CaptureError(
-            f"vLLM captured {len(missing)} of {len(wanted)} graphs by itself, {missing[0]} for one, so an archive "
-            "would lack them: choose cudagraph_mode FULL_DECODE_ONLY"
-        )
-    manager._graphs_captured = True
-    return states
+def _capture_cudagraphs(
+    real: Callable[..., Any], runner: Any, batch_descriptors: Any, cudagraph_runtime_mode: Any
+) -> None:
+    """The V1 runner's loop over its batches of one mode, recorded."""
+    if _current is None or not _current.capturing:
+        real(runner, batch_descriptors=batch_descriptors, cudagraph_runtime_mode=cudagraph_runtime_mode)
+    else:
+        v0_22_v1.record(_current, real, runner, batch_descriptors, cudagraph_runtime_mode)
 
 
-def _recorded(manager: Any, forward: Any, modes: Any) -> Callable[[], Any]:
-    def fn() -> Any:
-        forward(modes.NONE)
-        return {"hidden_states": manager.hidden_states, "aux_hidden_states": list(manager.aux_hidden_states)}
-
-    return fn
-
-
-def _pieces(manager: Any, modes: Any) -> list[tuple[int, int, Any]]:
-    """(tokens, index, wrapper) of every graph of a piece that vLLM would capture; raises ``EngineUnsupported``."""
-    batches = manager._capture_descs.get(modes.PIECEWISE, ())
-    found = v0_22_pieces.wrappers(modes) if batches else {}
-    return [(int(batch.num_tokens), index, wrapper) for batch in batches for index, wrapper in found.items()]
-
-
-def _keys(manager: Any, modes: Any) -> list[tuple[str, int, int, int]]:
-    """The names of all graphs that vLLM would capture."""
-    pieces = [v0_22_pieces.key_of(index, tokens) for tokens, index, _ in _pieces(manager, modes)]
-    return pieces + [key_of(batch) for batch in manager._capture_descs.get(modes.FULL, ())]
-
-
-def key_of(batch: Any) -> tuple[str, int, int, int]:
-    """The stable name of a batch: its mode, tokens, requests and tokens of each request; 0 is any number."""
-    return (str(batch.cg_mode.name), batch.num_tokens, batch.num_reqs or 0, batch.uniform_token_count or 0)
+def _profile_cudagraph_memory(real: Callable[..., Any], runner: Any) -> int:
+    """The V1 runner's trial captures with a small KV cache, which would come before the real one's in the arenas."""
+    # An archive says how large the KV cache is, and its capture leaves a reserve.
+    return int(real(runner)) if _current is None or not _current.active else 0
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -317,8 +338,10 @@ def _same_node(real: Callable[..., Any], pg: Any, source_rank: int = 0) -> list[
 
 
 _WORKER = "vllm.v1.worker.gpu_worker"
-_RUNNER = "vllm.v1.worker.gpu.model_runner"
+_V1_RUNNER = "vllm.v1.worker.gpu_model_runner"
+_V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 _LOADER = "vllm.model_executor.model_loader.base_loader"
+_KV = ("self", "kv_cache_config")
 
 ENTRY = (Seam("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_worker", ("self", "all_kwargs"), _init_worker),)
 
@@ -326,21 +349,61 @@ WORKER = (
     Seam(_WORKER, "Worker", "init_device", ("self",), _init_device),
     Seam(_WORKER, "Worker", "load_model", ("self", "load_dummy_weights"), _load_model),
     Seam(_WORKER, "Worker", "determine_available_memory", ("self",), _determine_available_memory),
-    Seam(_WORKER, "Worker", "initialize_from_config", ("self", "kv_cache_config"), _initialize_from_config),
+    Seam(_WORKER, "Worker", "initialize_from_config", _KV, _initialize_from_config),
     Seam(_WORKER, "Worker", "compile_or_warm_up_model", ("self",), _compile_or_warm_up_model),
     Seam(_WORKER, "Worker", "shutdown", ("self",), _shutdown),
-    Seam(_RUNNER, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
-    Seam(_RUNNER, "GPUModelRunner", "initialize_kv_cache", ("self", "kv_cache_config"), _initialize_kv_cache),
-    Seam(_RUNNER, "GPUModelRunner", "capture_model", ("self",), _capture_model),
-    Seam(_RUNNER, "", "init_model_state", ("vllm_config", "model"), _init_model_state),
+    Seam(_WORKER, "", "kernel_warmup", ("worker",), _part("kernels")),
     Seam(_LOADER, "", "initialize_model", ("vllm_config",), _initialize_model),
     Seam(_LOADER, "", "process_weights_after_loading", ("model", "model_config"), _process_weights),
+    Seam(
+        "vllm.compilation.decorators",
+        "",
+        "_try_load_aot_compiled_fn",
+        ("model", "aot_compilation_path"),
+        _load_compiled,
+    ),
+    Seam("vllm.compilation.backends", "VllmBackend", "__call__", ("self", "graph"), _part("split_and_compile")),
+)
+
+# Only while the worker starts.
+SCRATCH = (
+    Seam(
+        "vllm.v1.worker.workspace",
+        "WorkspaceManager",
+        "_ensure_workspace_size",
+        ("self", "required_bytes"),
+        _workspace,
+    ),
+)
+
+# One of these two, as vLLM chooses its runner.
+V1 = (
+    Seam(_V1_RUNNER, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
+    Seam(_V1_RUNNER, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
+    Seam(_V1_RUNNER, "GPUModelRunner", "profile_run", ("self",), _profile_run),
+    Seam(_V1_RUNNER, "GPUModelRunner", "profile_cudagraph_memory", ("self",), _profile_cudagraph_memory),
+    Seam(_V1_RUNNER, "GPUModelRunner", "capture_model", ("self",), _capture_model),
+    Seam(
+        _V1_RUNNER,
+        "GPUModelRunner",
+        "_capture_cudagraphs",
+        ("self", "batch_descriptors", "cudagraph_runtime_mode"),
+        _capture_cudagraphs,
+    ),
+)
+V2 = (
+    Seam(_V2_RUNNER, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
+    Seam(_V2_RUNNER, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
+    Seam(_V2_RUNNER, "GPUModelRunner", "profile_run", ("self",), _profile_run),
+    Seam(_V2_RUNNER, "GPUModelRunner", "capture_model", ("self",), _capture_model),
+    Seam(_V2_RUNNER, "", "init_model_state", ("vllm_config", "model"), _init_model_state),
+    Seam(_WORKER, "", "warmup_kernels", ("model_runner",), _part("steps")),
     Seam(
         "vllm.v1.worker.gpu.cudagraph_utils",
         "CudaGraphManager",
         "capture",
         ("self", "create_forward_fn", "progress_bar_desc"),
-        _capture,
+        _capture_batches,
     ),
 )
 

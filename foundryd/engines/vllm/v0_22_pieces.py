@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of pieces of a model in vLLM 0.22.1, which its attention runs between.
+"""Graphs that vLLM 0.22.1 keeps in wrappers: of pieces of a model, and in the V1 runner of whole models.
 
-vLLM compiles the model in pieces and wraps each in a ``CUDAGraphWrapper``, which holds a graph and its outputs for each
-number of tokens.  Outputs of one piece are inputs of the next, so a restored wrapper returns tensors at the addresses
-that were captured, and nothing else about a forward pass changes.
+vLLM compiles the model in pieces, which its attention runs between, and wraps each in a ``CUDAGraphWrapper``, which
+holds a graph and its outputs for each number of tokens.  Outputs of one piece are inputs of the next, so a restored
+wrapper returns tensors at the addresses that were captured, and nothing else about a forward pass changes.  The V1
+runner also wraps the model itself, with a graph and hidden states for each batch.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from foundryd.engines.vllm import seam
 from foundryd.engines.vllm.seam import Seam
-from foundryd.errors import EngineUnsupported
+from foundryd.errors import CaptureError, EngineUnsupported
 
-Capture = Callable[[tuple[str, int, int, int], Callable[[], Any]], tuple[Any, Any]]
+Key = tuple[str, int, int, int]
+Capture = Callable[[Key, Callable[[], Any]], tuple[Any, Any]]
 
 _MODULE = "vllm.compilation.cuda_graph"
 
 
-def key_of(index: int, tokens: int) -> tuple[str, int, int, int]:
+def key_of(index: int, tokens: int) -> Key:
     """The stable name of a piece's graph: where the piece is in the model, and for how many tokens."""
     return ("PIECE", index, tokens, 0)
+
+
+def key_of_whole(batch: Any) -> Key:
+    """The stable name of a graph of the whole model: tokens, requests and, of one token a request, 1."""
+    return ("FULL", int(batch.num_tokens), int(batch.num_reqs), int(batch.uniform))
 
 
 def wrappers(modes: Any) -> dict[int, Any]:
@@ -51,7 +58,7 @@ def wrappers(modes: Any) -> dict[int, Any]:
 
 @contextmanager
 def recording(capture: Capture) -> Iterator[None]:
-    """Inside, each piece that vLLM would capture is captured by ``capture``.
+    """Inside, each piece or model that vLLM's wrappers would capture is captured by ``capture``.
 
     The wrapper is only in place for that long: a served request calls vLLM's own function for every piece.
     """
@@ -82,20 +89,35 @@ def _record(wrapper: Any, batch: Any, capture: Capture, arguments: Any, named: A
 
     # Where vLLM logs for debugging, it compares these with each replay's.
     inputs = [argument.data_ptr() for argument in arguments if hasattr(argument, "data_ptr")]
-    index = int(wrapper.runnable.piecewise_compile_index)
-    graph, kept = capture(key_of(index, batch.num_tokens), fn)
-    _enter(wrapper, batch, graph, kept)
+    graph, kept = capture(_key_in(wrapper, batch), fn)
+    enter(wrapper, batch, graph, kept)
     # The next piece reads it under capture: it must be in use until then.
     return outputs.pop()
 
 
+def _key_in(wrapper: Any, batch: Any) -> Key:
+    if wrapper.runtime_mode.name == "FULL":
+        return key_of_whole(batch)
+    return key_of(int(wrapper.runnable.piecewise_compile_index), batch.num_tokens)
+
+
+def require(wanted: Sequence[Key], captured: Sequence[Key]) -> None:
+    """Raises ``CaptureError`` if vLLM captured one of the graphs past the recording."""
+    if missing := sorted(set(wanted) - set(captured)):
+        raise CaptureError(
+            f"vLLM captured {len(missing)} of {len(wanted)} graphs by itself, {missing[0]} for one, so an archive "
+            "would lack them: choose cudagraph_mode FULL_DECODE_ONLY"
+        )
+
+
 def give(wrapper: Any, tokens: int, graph: Any, kept: Any) -> None:
-    """Lets a wrapper have a restored graph for so many tokens; ``kept`` is what was recorded with it."""
+    """Lets a piece's wrapper have a restored graph for so many tokens; ``kept`` is what was recorded with it."""
     batch = importlib.import_module("vllm.forward_context").BatchDescriptor(num_tokens=tokens, has_lora=False)
-    _enter(wrapper, batch, graph, kept)
+    enter(wrapper, batch, graph, kept)
 
 
-def _enter(wrapper: Any, batch: Any, graph: Any, kept: Any) -> None:
+def enter(wrapper: Any, batch: Any, graph: Any, kept: Any) -> None:
+    """Lets a wrapper have the graph of a batch; ``kept`` is what was recorded with it."""
     entry = importlib.import_module(_MODULE).CUDAGraphEntry
     wrapper.concrete_cudagraph_entries[batch] = entry(
         batch_descriptor=batch, cudagraph=graph, output=kept["output"], input_addresses=list(kept["inputs"])

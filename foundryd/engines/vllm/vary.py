@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -77,11 +77,13 @@ class States:
 
     The builder allocates, so schedules are computed when this is made, before anyone looks at memory: for ``_LENGTHS``
     sets of lengths, of which the seed of a state says which it has.  Nothing is allocated on the device afterwards.
-    ``keys`` are the graphs that ``enter_for`` may be asked for.
+    ``keys`` are the graphs that ``enter_for`` may be asked for, and ``build`` lets the worker's builders fill their
+    buffers for one of them, as ``build_schedule`` does for the V2 runner.
     """
 
-    def __init__(self, runner: Any, keys: Iterable[Key] = ()) -> None:
+    def __init__(self, runner: Any, keys: Iterable[Key] = (), build: Callable[[Key], None] | None = None) -> None:
         self._runner = runner
+        self._build = build or (lambda key: build_schedule(runner, key))
         buffers, tables = runner.input_buffers, runner.block_tables
         self._requests = int(buffers.seq_lens.shape[0])
         smallest = min(int(size) for size in tables.kernel_block_sizes)
@@ -131,7 +133,7 @@ class States:
             of_keys: dict[Key, dict[str, torch.Tensor]] = {}
             for key in keys if self._schedules else ():
                 self.rest()
-                build_schedule(self._runner, key)
+                self._build(key)
                 of_keys[key] = {name: _copied(schedule) for name, schedule in self._schedules.items()}
             computed.append(of_keys)
         for tensor, values in zip(touched, before, strict=True):
@@ -166,7 +168,7 @@ class States:
         first = 1 + torch.arange(real)[:, None] * self._blocks
         blocks[:real, :width] = (first + torch.arange(width)[None, :]).to(table.dtype)
         table.copy_(blocks)
-        slots = torch.full(tables.slot_mappings[group].shape, _PAD, dtype=tables.slot_mappings.dtype)
+        slots = torch.full(tables.slot_mappings[group].shape, _PAD, dtype=tables.slot_mappings[group].dtype)
         last = lengths - 1
         slots[:real] = blocks[torch.arange(real), last // size].long() * size + last % size
         tables.slot_mappings[group].copy_(slots)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from foundryd.archive.identity import MachineIdentity, check
-from foundryd.engines.vllm import seam, v0_22
+from foundryd.engines.vllm import collector, seam, v0_22
 from foundryd.errors import FoundrydError
 from foundryd.settings import Mode, settings
 
@@ -20,10 +20,21 @@ STANDIN = Path(__file__).parent / "standin"
 
 
 class Graph:
-    """A graph on the CPU: what was captured is called again."""
+    """A graph on the CPU: what was captured is called again, and writes where it wrote before."""
 
-    def __init__(self, fn):
-        self.replay = fn
+    def __init__(self, fn, result):
+        self._fn, self._result = fn, result
+
+    def replay(self):
+        for old, new in zip(tree_leaves(self._result), tree_leaves(self._fn()), strict=True):
+            if hasattr(old, "copy_"):
+                old.copy_(new)
+
+
+def tree_leaves(thing):
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(thing)
 
 
 class CpuGraphs:
@@ -89,7 +100,8 @@ class CpuGraphs:
             return CpuGraphs.archive["graphs"][key]
         for _ in range(warmups):
             fn()
-        self._graphs[key] = Graph(fn), fn()
+        result = fn()
+        self._graphs[key] = Graph(fn, result), result
         return self._graphs[key]
 
     def finish(self, vary=None, vary_graph=None):
@@ -112,6 +124,9 @@ class Standin:
         self.compilation = importlib.import_module("vllm.config.compilation")
         self.worker = importlib.import_module("vllm.v1.worker.gpu_worker")
         self.runner = importlib.import_module("vllm.v1.worker.gpu.model_runner")
+        self.first_runner = importlib.import_module("vllm.v1.worker.gpu_model_runner")
+        self.context = importlib.import_module("vllm.forward_context")
+        self.monitor = importlib.import_module("vllm.compilation.monitor")
         self.graphs = importlib.import_module("vllm.v1.worker.gpu.cudagraph_utils")
         self.loader = importlib.import_module("vllm.model_executor.model_loader.base_loader")
         self.pieces = importlib.import_module("vllm.compilation.cuda_graph")
@@ -129,9 +144,12 @@ class Standin:
     def start(self, mode="", config=None, **variables):
         """The worker of an engine that has started in this mode."""
         self.environment(**({"FOUNDRYD_MODE": mode} if mode else {}), **variables)
-        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.LONE))
+        first = v0_22.V1 if "vllm.v1.worker.gpu_model_runner" in sys.modules else ()  # it is imported late
+        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.SCRATCH, *first, *v0_22.V2, *v0_22.LONE))
         v0_22._current = None
+        collector.thaw()
         self.log.events.clear()
+        self.monitor.cudagraph_capturing_enabled = True
         self.pieces.CUDAGraphWrapper._all_instances.clear()  # each start is one of a new process
         sys.modules.pop("vllm.plugins", None)
         sys.modules.pop("vllm.engine", None)
@@ -169,5 +187,6 @@ def vllm(monkeypatch, standin):
     monkeypatch.setattr(CpuGraphs, "archive", None)
     yield Standin(monkeypatch)
     forget()
+    collector.thaw()
     v0_22._current = None
     settings.cache_clear()

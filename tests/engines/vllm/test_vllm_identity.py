@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; the proje
 
 from foundryd.archive.identity import MachineIdentity, check  # noqa: E402
 from foundryd.engines.torch.memory import Arenas, Bound  # noqa: E402
-from foundryd.engines.vllm import support, v0_22  # noqa: E402
+from foundryd.engines.vllm import collector, support, v0_22_pieces, v0_22_v2  # noqa: E402
 from foundryd.engines.vllm.adapter import WorkerGraphs, compare  # noqa: E402
 from foundryd.engines.vllm.identity import VllmFacts, digest, environment, model_digest  # noqa: E402
-from foundryd.errors import EngineUnsupported, IdentityMismatch, RestoreError  # noqa: E402
+from foundryd.errors import EngineUnsupported, IdentityMismatch, LayoutDiverged, RestoreError  # noqa: E402
 
 
 def facts(config, environ=None):
@@ -53,7 +53,12 @@ print(json.dumps(dict(VllmFacts("0.22.1", VllmConfig(), {}).identity_facts()), s
 
 
 PARTS = {
-    "cache_config": {"block_size": set(), "kv_offloading_size": set(), "calculate_kv_scales": set()},
+    "cache_config": {
+        "block_size": set(),
+        "kv_offloading_size": set(),
+        "calculate_kv_scales": set(),
+        "kv_sharing_fast_prefill": set(),
+    },
     "parallel_config": {
         name: set()
         for name in (
@@ -188,6 +193,26 @@ def test_an_archive_of_another_program_is_refused():
         bare_graphs()._check_engine({"torch": {"bound": {}, "blocks": {}, "rng": []}})
 
 
+def test_a_worker_collects_before_it_refuses_memory_that_garbage_holds(monkeypatch):
+    """Natively vLLM collects before it captures; a worker that restores looks again after it did."""
+    graphs, answers = bare_graphs(num_gpu_blocks=7), [LayoutDiverged("a tensor lies elsewhere"), None]
+    recorded = graphs._describe_engine()
+
+    def check(*_):
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    collected = []
+    monkeypatch.setattr("foundryd.engines.torch.graphset.check", check)
+    monkeypatch.setattr(collector, "collect", lambda: collected.append(len(answers)))
+    graphs._check_engine(recorded)
+    assert (collected, answers) == ([1], [])
+    answers.extend([LayoutDiverged("first"), LayoutDiverged("second")])
+    with pytest.raises(LayoutDiverged, match="second"):
+        graphs._check_engine(recorded)
+
+
 def test_a_worker_finds_again_what_it_described_and_nothing_else():
     recorded = bare_graphs(num_gpu_blocks=7)._describe_engine()
     bare_graphs(num_gpu_blocks=7)._check_engine(recorded)
@@ -201,14 +226,23 @@ def test_a_worker_finds_again_what_it_described_and_nothing_else():
 def test_a_key_says_what_a_batch_is_and_nothing_of_the_process(vllm):
     batch, modes = vllm.graphs.BatchExecutionDescriptor, vllm.compilation.CUDAGraphMode
     keys = [
-        v0_22.key_of(batch(modes.FULL, 8, 8, 1)),
-        v0_22.key_of(batch(modes.FULL, 8, 4, 2)),
-        v0_22.key_of(batch(modes.FULL, 8, 8)),
-        v0_22.key_of(batch(modes.PIECEWISE, 8, None)),
-        v0_22.key_of(batch(modes.FULL, 16, 8, 1)),
+        v0_22_v2.key_of(batch(modes.FULL, 8, 8, 1)),
+        v0_22_v2.key_of(batch(modes.FULL, 8, 4, 2)),
+        v0_22_v2.key_of(batch(modes.FULL, 8, 8)),
+        v0_22_v2.key_of(batch(modes.PIECEWISE, 8, None)),
+        v0_22_v2.key_of(batch(modes.FULL, 16, 8, 1)),
     ]
     assert keys[0] == ("FULL", 8, 8, 1)
     assert keys[3] == ("PIECEWISE", 8, 0, 0)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_whole_graph_of_the_first_runner_is_told_apart_by_tokens_requests_and_uniformity(vllm):
+    batch = vllm.context.BatchDescriptor
+    batches = [batch(8, 8, True), batch(8, 8), batch(8, 4), batch(16, 8, True)]
+    keys = [v0_22_pieces.key_of_whole(b) for b in batches]
+    assert keys[0] == ("FULL", 8, 8, 1)
+    assert keys[1] == ("FULL", 8, 8, 0)
     assert len(set(keys)) == len(keys)
 
 
@@ -237,7 +271,6 @@ def fused(config):
 
 # For each row of the table, a configuration that it refuses.
 REFUSED = [
-    set_to("use_v2_model_runner", False),
     set_to("model_config.enforce_eager", True),
     set_to("parallel_config.pipeline_parallel_size", 2),
     set_to("parallel_config.data_parallel_size", 2),
@@ -252,6 +285,9 @@ REFUSED = [
     set_to("model_config.multimodal_config", object()),
     set_to("model_config.is_encoder_decoder", True),
     set_to("model_config.runner_type", "pooling"),
+    set_to("model_config.enable_return_routed_experts", True),
+    set_to("model_config.enable_prompt_embeds", True),
+    set_to("cache_config.kv_sharing_fast_prefill", True),
     set_to("model_config.max_model_len", -1),
     set_to("cache_config.calculate_kv_scales", True),
     set_to("compilation_config.use_inductor_graph_partition", True),
@@ -281,6 +317,15 @@ def test_symmetric_memory_is_refused_where_ranks_communicate(vllm):
     with pytest.raises(EngineUnsupported, match="VLLM_ALLREDUCE_USE_SYMM_MEM=0"):
         support.check(config, {})
     support.check(config, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"})
+
+
+def test_graphs_with_breaks_are_refused(vllm):
+    with pytest.raises(EngineUnsupported, match="without VLLM_USE_BREAKABLE_CUDAGRAPH"):
+        support.check(vllm.config.VllmConfig(), {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"})
+
+
+def test_the_other_runner_is_another_fact(vllm):
+    assert differing(vllm, set_to("use_v2_model_runner", False)) == {"vllm.model_runner"}
 
 
 def test_attention_backends_are_known_by_name():

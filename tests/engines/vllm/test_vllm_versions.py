@@ -162,9 +162,9 @@ def test_an_engine_that_is_not_as_its_version_should_be_is_left_whole(engine, ow
 
 PROGRAM = """
 import sys
-from vllm.config import VllmConfig
+from vllm.config import ParallelConfig, VllmConfig
 from vllm.engine import start
-worker = start(VllmConfig(use_v2_model_runner=False))
+worker = start(VllmConfig(parallel_config=ParallelConfig(enable_eplb=True)))
 from vllm.log import events
 print(sum(what == "native capture" for what, _ in events), worker.model_runner.execute([3, 1]).shape[0])
 """
@@ -187,7 +187,7 @@ def run_program(standin):
 def test_a_command_under_foundryd_run_that_cannot_restore_is_refused_by_name_and_serves(run_program):
     done = run_program(sys.executable, "-m", "foundryd.cli", "run", "--driver", "soft", "--archive", "none", "--")
     assert (done.returncode, done.stdout.split()) == (0, ["3", "2"]), done.stderr
-    assert done.stderr.count("capturing natively (engine_unsupported): the V1 model runner") == 1
+    assert done.stderr.count("capturing natively (engine_unsupported): enable_dbo, enable_eplb") == 1
 
 
 def test_the_variables_alone_do_the_same(run_program):

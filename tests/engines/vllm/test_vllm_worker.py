@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
-from foundryd.engines.vllm import v0_22  # noqa: E402
+from foundryd.engines.vllm import v0_22, v0_22_v2  # noqa: E402
 from foundryd.engines.vllm.vary import schedules  # noqa: E402
 from foundryd.errors import (  # noqa: E402
     ArchiveFormatError,
@@ -105,7 +105,7 @@ def test_a_runner_of_another_worker_is_left_to_vllm(vllm):
 
 def test_what_every_graph_reads_is_bound_by_name(vllm):
     worker = vllm.start("capture", **RANK)
-    names = set(v0_22.filled(worker.model_runner))
+    names = set(v0_22_v2.filled(worker.model_runner))
     assert names >= {
         *("model.embedding", "model.scale", "model.angles", "slot_mappings", "block_table.0", "schedule.0.0", "kv.0"),
         *(f"inputs.{n}" for n in ("input_ids", "positions", "query_start_loc", "seq_lens", "dcp_local_seq_lens")),
@@ -208,18 +208,18 @@ def test_batches_that_vllm_resolved_otherwise_are_refused(vllm, monkeypatch):
 
 
 def test_an_unsupported_configuration_attaches_to_nothing(vllm, caplog):
-    config = vllm.config.VllmConfig(use_v2_model_runner=False)
+    config = vllm.config.VllmConfig(lora_config=object())
     with caplog.at_level(logging.WARNING, "foundryd"):
         worker = vllm.start("restore", config)
-    assert_native(vllm, worker, EngineUnsupported, "the V1 model runner")
+    assert_native(vllm, worker, EngineUnsupported, "LoRA")
     assert "attach" not in vllm.what()
     assert {arena for _, arena in vllm.log.events} == {"default"}
     assert len(caplog.records) == 1
 
 
 def test_an_unsupported_configuration_ends_a_capture(vllm):
-    with pytest.raises(EngineUnsupported, match="the V1 model runner"):
-        vllm.start("capture", vllm.config.VllmConfig(use_v2_model_runner=False), **RANK)
+    with pytest.raises(EngineUnsupported, match="LoRA"):
+        vllm.start("capture", vllm.config.VllmConfig(lora_config=object()), **RANK)
 
 
 def test_an_error_while_finishing_a_restore_does_not_end_the_worker(vllm, monkeypatch):

@@ -3,19 +3,24 @@
 
 Started by ``compare.py``, which says what it wants in one JSON object::
 
-    answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null}'
+    answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null,
+                 "calls": FILE or null}'
 
-With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.
+With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.  With a file for
+calls it writes there which functions took the time while the engine started.
 """
 
 from __future__ import annotations
 
+import cProfile
 import json
+import pstats
 import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +53,23 @@ class Engine:
         return [list(result.outputs[0].token_ids) for result in results]
 
 
+@contextmanager
+def followed(file: str | None) -> Iterator[None]:
+    """Writes to ``file``, if there is one, which functions took the time inside; all of them take longer then."""
+    if file is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        with Path(file).open("w", encoding="utf-8") as sink:
+            for order in ("cumulative", "tottime"):
+                pstats.Stats(profile, stream=sink).sort_stats(order).print_stats(120)
+
+
 def serve(engine: Engine, waiting: list[list[int]], link: socket.socket) -> None:
     """Times batches as they are asked for, until the other end is closed."""
     with link.makefile("rw", encoding="utf-8") as lines:
@@ -65,7 +87,8 @@ def main() -> None:
     """Starts, answers, and writes the result."""
     wanted = json.loads(sys.argv[1])
     begun = time.perf_counter()
-    engine = Engine(wanted["model"], wanted["options"])
+    with followed(wanted["calls"]):
+        engine = Engine(wanted["model"], wanted["options"])
     vocabulary = int(json.loads((Path(wanted["model"]) / "config.json").read_text())["vocab_size"])
     waiting, answers = prompts(vocabulary, max(64, sum(wanted["batches"]))), []
     ready = time.perf_counter()

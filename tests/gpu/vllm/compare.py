@@ -37,7 +37,7 @@ from launch import STOP, Deadline, TimeUp
 from results import LATE, OK, Results, line, tables
 from serving import same, served
 from setups import GIB, Model, Setup, setups
-from steps import Context, Step, capture, daemon, native, pace, refusal, restore, timed
+from steps import Context, Step, calls, capture, daemon, native, pace, refusal, restore, timed
 
 REFUSALS = {
     "model": (lambda s: s.changed(model=Model(3, s.model.vocabulary)), "identity", "model_config is "),
@@ -52,8 +52,8 @@ REFUSALS = {
     ),
     "runner": (
         lambda s: s.changed(environment={"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}),
-        "engine_unsupported",
-        "the V1 model runner",
+        "identity",
+        "vllm.model_runner is V1 and the archive has V2",
     ),
 }
 SERVED = (
@@ -71,14 +71,26 @@ def steps() -> list[Step]:
         Step("decode.restore", 25, restore, about="from the file; tokens as natively"),
         Step("decode.again", 25, restore, about="the same once more"),
         Step("decode.daemon", 50, daemon, about="from a daemon, which is stopped and started; restored again"),
+        Step("decode.calls-native", 45, calls, about="which functions take the time of a start"),
+        Step("decode.calls-restore", 40, calls, about="the same restored"),
         Step("decode.pace", 75, pace, about="time of a token: native, native again, restored, in turns"),
     ]
-    for setup, mode in (("full", "FULL"), ("pieces", "FULL_AND_PIECEWISE"), ("moe", "experts, V2 runner")):
+    others = (
+        *(("full", "FULL"), ("pieces", "FULL_AND_PIECEWISE"), ("moe", "experts, V2 runner")),
+        *(("moe_v1", "experts, V1 runner"), ("moe_v1_pieces", "the same, FULL_AND_PIECEWISE")),
+        ("v1", "V1 runner"),
+    )
+    for setup, mode in others:
         found += [
             Step(f"{setup}.capture", 60, capture, about=f"{mode}, 2 layers"),
             Step(f"{setup}.native", 25, native),
             Step(f"{setup}.restore", 25, restore),
         ]
+    found += [
+        Step("artifact.capture", 75, capture, about="decode with VLLM_USE_MEGA_AOT_ARTIFACT=1, --layers layers"),
+        Step("artifact.native", 30, native),
+        Step("artifact.restore", 25, restore),
+    ]
     found.append(Step("small.capture", 50, capture, about="FULL_DECODE_ONLY, 2 layers: for what follows"))
     found += [
         Step(f"refuse.{name}", 60, refusal(*row), shared=True, about=f"refused with {row[2].strip()!r}, then native")
@@ -93,6 +105,9 @@ def steps() -> list[Step]:
         Step("tp2.capture", 110, partial(capture, jobs=3), about="both ranks and a control on one GPU"),
         Step("tp2.native", 30, native, gpus=2),
         Step("tp2.restore", 30, restore, gpus=2),
+        Step("ep2.capture", 110, partial(capture, jobs=3), about="experts spread over both ranks, V1 runner"),
+        Step("ep2.native", 30, native, gpus=2),
+        Step("ep2.restore", 30, restore, gpus=2),
         Step(
             "tp8.capture",
             200,

@@ -66,14 +66,18 @@ def tables(rows: Mapping[str, Row]) -> str:
 
 
 def _phases(setup: str, native: Row, restored: Row) -> str:
-    lines = [f"{setup:20}{'native ms':>12}{'restored ms':>14}"]
+    lines = [f"{setup:38}{'native ms':>10}{'restored ms':>14}"]
     ours, theirs = restored["phases_ms"], native["phases_ms"]
     for phase in {**theirs, **ours}:
-        lines.append(f"{phase:20}{theirs.get(phase, 0.0):12.1f}{ours.get(phase, 0.0):14.1f}")
+        lines.append(f"{phase:38}{theirs.get(phase, 0.0):10.1f}{ours.get(phase, 0.0):14.1f}")
+    for title, kind in (("part", "parts_ms"), ("collector", "collector_ms")):
+        ours, theirs = restored.get(kind, {}), native.get(kind, {})
+        for name in {**theirs, **ours}:
+            lines.append(f"  {f'{title}: {name}':36}{theirs.get(name, 0.0):10.1f}{ours.get(name, 0.0):14.1f}")
     for phase, ms in restored.get("restore_ms", {}).items():
-        lines.append(f"  restore: {phase:23}{ms:13.1f}")
+        lines.append(f"  {f'restore: {phase}':36}{ms:24.1f}")
     for figure in ("import_s", "init_s", "ready_s"):
-        lines.append(f"{figure[:-2] + ' (s)':20}{native[figure]:12.2f}{restored[figure]:14.2f}")
+        lines.append(f"{figure[:-2] + ' (s)':38}{native[figure]:10.2f}{restored[figure]:14.2f}")
     lines.append(f"answers equal: {restored['equal']} of {restored['answers']}")
     return "\n".join(lines)
 

@@ -188,6 +188,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
     alone = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     two, sixteen = Model(2, 32768), Model(2, 32768, experts=True)
     decode = "FULL_DECODE_ONLY"
+    # Without flashinfer, which its sampler would import.
+    first = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     ranks |= {"compilation_config": graphs(decode, few, pass_config={"fuse_allreduce_rms": False})}
     listed = [
         Setup("decode", Model(layers), {**timed, "compilation_config": graphs(decode)}),
@@ -200,7 +202,23 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {**timed, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])},
             {"VLLM_USE_V2_MODEL_RUNNER": "1"},
         ),
+        Setup("moe_v1", sixteen, {**timed, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])}, first),
+        Setup("moe_v1_pieces", sixteen, {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", few)}, first),
+        Setup("v1", two, {**timed, "compilation_config": graphs(decode)}, first),
+        # vLLM loads the compiled model from one file of finished pieces, which it does by itself from PyTorch 2.12 on.
+        Setup(
+            "artifact",
+            Model(layers),
+            {**timed, "compilation_config": graphs(decode)},
+            {"VLLM_USE_MEGA_AOT_ARTIFACT": "1"},
+        ),
         Setup("tp2", two, {**ranks, "tensor_parallel_size": 2}, alone),
+        Setup(
+            "ep2",
+            sixteen,
+            {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
+            {**alone, **first},
+        ),
         Setup("tp8", two, {**ranks, "tensor_parallel_size": 8}, alone),
     ]
     return {setup.name: setup for setup in listed}

@@ -100,6 +100,7 @@ def wanted_of(context: Context, setup: Setup, label: str, batches: Sequence[int]
         "batches": list(batches),
         "tokens": tokens,
         "socket": None,
+        "calls": None,
     }
 
 
@@ -119,9 +120,14 @@ def start(
     batches: Sequence[int] = BATCHES,
     tokens: int = TOKENS,
     environment: Mapping[str, str] | None = None,
+    calls: Path | None = None,
 ) -> Row:
-    """One start of vLLM with its answers; what it found, without them."""
+    """One start of vLLM with its answers; what it found, without them.
+
+    ``calls`` is where it writes which functions took the time.
+    """
     wanted = wanted_of(context, setup, label, batches, tokens)
+    wanted["calls"] = None if calls is None else str(calls)
     given = context.environment(setup, label) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | dict(environment or {})
     # vLLM logs to standard output, which is not read.
     command = ["bash", "-c", 'exec "$@" >&2', "bash", *launched(wanted, archive)]
@@ -129,7 +135,7 @@ def start(
     result = json.loads(Path(wanted["out"]).read_text())
     report = context.report(label, setup.ranks)
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
-    kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms")
+    kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
     return figures | {name: report[name] for name in kept} | {"answers": len(answers), "distinct": _distinct(answers)}
 
@@ -213,6 +219,16 @@ def restore(context: Context, name: str) -> Row:
     setup = context.setups[name.partition(".")[0]]
     row = start(context, setup, name, str(context.archive(setup.name)))
     return judged(context, row, name, f"{setup.name}.native")
+
+
+def calls(context: Context, name: str) -> Row:
+    """Which functions take the time while vLLM starts, natively or restored as the step's name ends."""
+    setup = context.setups[name.partition(".")[0]]
+    archive = str(context.archive(setup.name)) if name.endswith("restore") else None
+    file = context.out / f"{name}.txt"
+    row = start(context, setup, name, archive, batches=FEW_BATCHES, tokens=FEW_TOKENS, calls=file)
+    right = row["ways"] == ["native" if archive is None else "restored"]
+    return row | {"verdict": OK if right else FAILED, "detail": f"{row['ways'][0]}: see {file}"}
 
 
 def daemon(context: Context, name: str) -> Row:

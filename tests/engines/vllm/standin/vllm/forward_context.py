@@ -11,6 +11,7 @@ class BatchDescriptor(NamedTuple):
     num_reqs: int | None = None
     uniform: bool = False
     has_lora: bool = False
+    num_active_loras: int = 0
 
 
 _context = []
@@ -21,8 +22,8 @@ def get_forward_context():
 
 
 @contextmanager
-def set_forward_context(mode, tokens):
-    batch = BatchDescriptor(num_tokens=tokens, has_lora=False)
+def set_forward_context(mode, tokens, batch=None):
+    batch = batch or BatchDescriptor(num_tokens=tokens, has_lora=False)
     _context.append(SimpleNamespace(cudagraph_runtime_mode=mode, batch_descriptor=batch))
     yield
     _context.pop()

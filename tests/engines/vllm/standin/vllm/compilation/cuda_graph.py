@@ -7,12 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from vllm.compilation import monitor
 from vllm.forward_context import get_forward_context
 from vllm.log import note
 
 
 def weak_ref_tensors(tensors):
     """Stands for tensors at the same places that keep no memory in use."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.view_as(tensors)
     return tuple(t.view_as(t) for t in tensors)
 
 
@@ -38,6 +41,9 @@ class CUDAGraphWrapper:
         self.concrete_cudagraph_entries = {}
         CUDAGraphWrapper._all_instances.add(self)
 
+    def __getattr__(self, name):
+        return getattr(self.runnable, name)
+
     def __call__(self, *args, **kwargs):
         context = get_forward_context()
         if context.cudagraph_runtime_mode is not self.runtime_mode:
@@ -46,15 +52,25 @@ class CUDAGraphWrapper:
         if entry is not None:
             # The real one compares only where it logs for debugging.
             assert [a.data_ptr() for a in args if isinstance(a, torch.Tensor)] == entry.input_addresses
-            note("replay of a piece")
+            note("replay of a piece" if self.runtime_mode.name == "PIECEWISE" else "replay")
             entry.cudagraph.replay()
             return entry.output
-        note("native capture of a piece")
+        assert monitor.cudagraph_capturing_enabled
+        note("native capture of a piece" if self.runtime_mode.name == "PIECEWISE" else "native capture")
         output = self.runnable(*args, **kwargs)
         inputs = [a.data_ptr() for a in args if isinstance(a, torch.Tensor)]
-        made = CUDAGraphEntry(context.batch_descriptor, _Native(lambda: self.runnable(*args, **kwargs)), output, inputs)
+
+        def again():
+            for old, new in zip(_tensors(output), _tensors(self.runnable(*args, **kwargs)), strict=True):
+                old.copy_(new)
+
+        made = CUDAGraphEntry(context.batch_descriptor, _Native(again), output, inputs)
         self.concrete_cudagraph_entries[context.batch_descriptor] = made
         return output
+
+
+def _tensors(output):
+    return [output] if isinstance(output, torch.Tensor) else list(output)
 
 
 @dataclass

@@ -29,6 +29,8 @@ class ModelConfig:
     enforce_eager: bool = False
     enable_sleep_mode: bool = False
     enable_cumem_allocator: bool = False
+    enable_return_routed_experts: bool = False
+    enable_prompt_embeds: bool = False
     multimodal_config: Any = None
     is_encoder_decoder: bool = False
     runner_type: str = "generate"
@@ -43,6 +45,7 @@ class CacheConfig:
     block_size: int = 16
     user_specified_block_size: bool = False
     kv_offloading_size: float | None = None
+    kv_sharing_fast_prefill: bool = False
     calculate_kv_scales: bool = False
 
 

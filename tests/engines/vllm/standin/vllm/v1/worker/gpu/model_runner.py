@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from vllm.compilation.decorators import compiled
 from vllm.forward_context import set_forward_context
 from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
@@ -55,6 +56,12 @@ class GPUModelRunner:
         config = self.vllm_config
         self.model = DummyModelLoader().load_model(vllm_config=config, model_config=config.model_config)
         self.model_state = init_model_state(config, self.model, None, None)
+
+    def profile_run(self):
+        compiled(self.model)
+
+    def profile_cudagraph_memory(self):
+        return 0
 
     def initialize_kv_cache(self, kv_cache_config):
         note("KV cache")
