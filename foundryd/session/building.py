@@ -16,6 +16,11 @@ from foundryd.errors import ArchiveFormatError, DriverCallFailed, UsageError
 from foundryd.session.driver import call
 
 
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """The numbers that occur, ascending; ``np.unique`` imports masked arrays, which nothing else in a rank needs."""
+    return np.array(sorted(set(numbers.tolist())), np.int64)
+
+
 @dataclass(frozen=True)
 class Needs:
     """Numbers of an archive's functions and symbols: integers [functions] and [symbols], each once."""
@@ -89,7 +94,7 @@ class Bindings:
         Raises ``ArchiveFormatError`` if one does not fit, and what ``need`` raises.
         """
         if not self.symbols.all():
-            self.need(Needs(np.zeros(0, int), np.unique(relocations["symbol"])))
+            self.need(Needs(np.zeros(0, int), distinct(relocations["symbol"])))
         try:
             _rankpatch.relocate(block, relocations, self.symbols)
         except ValueError as error:

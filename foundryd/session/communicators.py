@@ -51,7 +51,7 @@ def communicators(hook: _hook.Hook) -> list[Here]:
 
 def used_declarations(variant: ix.Variant, comm_ops: np.ndarray) -> set[int]:
     """Places in the order of declarations of the communicators that graphs use."""
-    places = (variant.communicators[number].declared for number in np.unique(comm_ops["communicator"]))
+    places = (variant.communicators[number].declared for number in set(comm_ops["communicator"].tolist()))
     return {place for place in places if place is not None}
 
 
@@ -62,7 +62,7 @@ def match(hook: _hook.Hook, plan: Plan, known: Sequence[ix.Communicator], comm_o
     makes others; the rest by the order of creation.  Raises ``CommunicatorMismatch`` unless those that graphs use are
     here, and for one that joins other ranks than at the capture.
     """
-    used = set(np.unique(comm_ops["communicator"]).tolist())
+    used = set(comm_ops["communicator"].tolist())
     # Before declarations were counted, an archive had all in the order of creation.
     counted = any(c.declared is not None for c in known)
     here = communicators(hook)

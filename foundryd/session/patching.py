@@ -10,7 +10,7 @@ from foundryd.archive import index as ix
 from foundryd.archive.members import GraphParts, TemplateReader, split_block
 from foundryd.archive.reader import ArchiveReader
 from foundryd.rankpatch.plan import Plan
-from foundryd.session.building import Bindings, Needs
+from foundryd.session.building import Bindings, Needs, distinct
 from foundryd.session.executables import Member
 
 _KERNEL = int(_hook.NodeType.KERNEL)
@@ -40,7 +40,7 @@ class MemberBlocks:
     def needs(self, member: Member) -> Needs:
         """What a member uses."""
         _, graph = self._filled(member)
-        return Needs(_functions(graph), np.unique(self.relocations_of(member.place)["symbol"]))
+        return Needs(_functions(graph), distinct(self.relocations_of(member.place)["symbol"]))
 
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
@@ -68,4 +68,4 @@ class MemberBlocks:
 
 def _functions(graph: GraphParts) -> np.ndarray:
     """Numbers of the functions of a graph's kernels, each once."""
-    return np.unique(np.concatenate([g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]))
+    return distinct(np.concatenate([g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]))
