@@ -136,17 +136,24 @@ class Runs:
         return self.recordings[rank]
 
     def run_all(self, ranks: Iterable[int]) -> None:
-        """Captures those of ``ranks`` that were not captured before."""
+        """Captures those of ``ranks`` that were not captured before; twice, once a cold launch was of no use."""
         new = [rank for rank in ranks if rank not in self.recordings]
         made = self._capture_all([_Launch(f"rank {rank}", rank, self._path(rank)) for rank in new])
         self.recordings.update(zip(new, made, strict=True))
+        if new and self._warm:
+            self.again()
+
+    @property
+    def cold(self) -> list[int]:
+        """Ranks that were captured once, maybe with cold caches."""
+        return [rank for rank in self.recordings if rank not in self._warm]
 
     def again(self) -> bool:
         """Captures every rank that was captured once another time; answers whether there was any.
 
         A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
         """
-        cold = [rank for rank in self.recordings if rank not in self._warm]
+        cold = self.cold
         self._warm.update(cold)
         made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
         self.recordings.update(zip(cold, made, strict=True))

@@ -233,7 +233,10 @@ class GraphSet:
             graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            trials = Trials(Journal(self._settings.journal), vary, vary_graph, read_strays(self._settings.strays))
-            modules = self._recorder.module_ids
-            recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
+            key = recording.structure_key()
+            # A rank that is built otherwise now is captured again, so proofs of this capture would be of no use.
+            if all(other.structure_key() == key for other in others if other.rank == recording.rank):
+                trials = Trials(Journal(self._settings.journal), vary, vary_graph, read_strays(self._settings.strays))
+                modules = self._recorder.module_ids
+                recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
         save(recording, self._settings.recording)

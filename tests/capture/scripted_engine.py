@@ -122,6 +122,16 @@ def cold(launch: Launch) -> dict[str, int]:
     return {"compiled": int(launch.time == 1)}
 
 
+def moved(launch: Launch) -> dict[str, int]:
+    """An address that the graph needs, elsewhere in each rank's first launch, beside memory of its compilers."""
+    return {"own": 7 + (launch.time == 1)}
+
+
+def adrift(launch: Launch) -> dict[str, int]:
+    """An address that the graph needs, elsewhere in every launch."""
+    return {"own": launch.time}
+
+
 def fatal(launch: Launch) -> dict[str, int]:
     """Two trials of the control end its process."""
     return {"garbage": launch.time}
@@ -152,7 +162,7 @@ SCRIPTS = {
     f.__name__: f
     for f in (
         few_values, surprise, settled, late, beside, scratch, scratch_and_garbage, scratch_and_surprise, read,
-        read_when_sampled, stack, wanted, squares, tuned, cold, fatal, outside, failing, forgetful,
+        read_when_sampled, stack, wanted, squares, tuned, cold, moved, adrift, fatal, outside, failing, forgetful,
     )
 }  # fmt: skip
 VARIED = ("settled", "late", "scratch_and_garbage", "stack", "wanted")  # can put themselves into other states
@@ -191,13 +201,14 @@ def recording(
 
 
 def prove(ours: Recording, references: list[Recording], journal: Journal, script: str) -> np.ndarray:
-    """Everything that may be noise is."""
+    """Everything that may be noise is, but for an address that the graph needs."""
     if script == "fatal":
         for trial in ("one", "two"):
             journal.attempt((trial,), lambda: os._exit(9))
     same, *others = sorted(references, key=lambda r: r.rank != ours.rank)
     views = [RankView(r.rank, r.blocks()[:1]) for r in (ours, same, *others)]
-    return noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
+    rows = noise_candidates(views[0], views[1], ours.fields()[:1], others=views[2:])
+    return rows[:0] if script in ("moved", "adrift") else rows
 
 
 def prove_dead(ours: Recording, references: list[Recording], script: str) -> list[int]:

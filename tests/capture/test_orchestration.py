@@ -195,6 +195,19 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
         assert reader.section(variant.allocations).nbytes == 0
 
 
+def test_ranks_are_captured_again_where_a_cold_launch_had_memory_elsewhere(captured):
+    """Their allocations are alike, so that only what graphs hold tells."""
+    result, launched, said = captured("moved")
+    assert launched == [*SAMPLED, 1, *SAMPLED, 1, *confirmed(result), *confirmed(result)]
+    assert [line for line in said if line.startswith("two captures of one rank differ, and one may have had cold")]
+
+
+def test_two_captures_that_differ_are_refused_when_both_were_warm(captured):
+    with pytest.raises(UnexplainedWord, match=r"byte 8 of node 0 .* is noise that was not proven harmless"):
+        captured("adrift")
+    assert captured.launched() == [*SAMPLED, 1, *SAMPLED, 1]
+
+
 def test_launches_may_run_side_by_side(captured):
     result, launched, _ = captured("few_values", jobs=4)
     assert result.rules == {"affine ep": 1, "noise": 1}
