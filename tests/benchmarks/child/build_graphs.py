@@ -65,7 +65,9 @@ def main(path: str, rank: int, count: int, clock: bool) -> None:
     if clock:
         time_calls(_hook.Hook())
     living = []  # as in an engine, where memory that a graph gave back is not found again by the next
-    rows: dict[str, list[float]] = {"block": [], "build": [], "instantiate": [], "member": [], "own": [], "calls": []}
+    rows: dict[str, list[float]] = {"block": [], "build": [], "instantiate": [], "member": []} | (
+        {"own": [], "calls": []} if clock else {}
+    )
     for place, entry in list(enumerate(variant.members))[:count]:
         member = Member(place, entry.key, entry.template, None)
         before, calls = driver_ms(), hook.report().driver_calls
@@ -83,11 +85,9 @@ def main(path: str, rank: int, count: int, clock: bool) -> None:
             ("build", hook.build_ms),
             ("instantiate", (done - resumed) * 1e3),
             ("member", whole),
-            ("own", whole - spent if clock else None),
-            ("calls", calls),
+            *((("own", whole - spent), ("calls", calls)) if clock else ()),
         ):
-            if value is not None:
-                rows[name].append(value)
+            rows[name].append(value)
     print(json.dumps({"phases": phases, "rows": rows}))
 
 
