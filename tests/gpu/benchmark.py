@@ -44,8 +44,9 @@ class Bench:
         jobs: int = 1,
         controls: int = 1,
         switched: str = "1,2,7,8",
+        label: str = "bench",
     ) -> None:
-        self.name = f"bench-{variant.replace('=', '').replace(',', '-')}"
+        self.name = f"{label}-{variant.replace('=', '').replace(',', '-')}"
         self._variant, self.world = variant, Mesh.parse(variant).world
         self._jobs, self._controls, self._switched = jobs, controls, switched
         self._arguments = ["--mesh", variant, *arguments]
