@@ -82,6 +82,7 @@ class Settings:
         how it started and how long each phase took.
     kv_reserve : ``FOUNDRYD_KV_RESERVE``: MiB that a capture of vLLM leaves out of the KV cache, for a restoring rank
         may find less memory; unset: 256, and 2048 where ranks communicate.
+    driver_clock : ``FOUNDRYD_DRIVER_CLOCK``: 1 times the driver's calls of a restore apart, for benchmarks.
     """
 
     mode: Mode = Mode.OFF
@@ -109,6 +110,7 @@ class Settings:
     executables: int = 0
     startup_report: Path | None = None
     kv_reserve: int | None = None
+    driver_clock: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -150,6 +152,7 @@ class Settings:
             executables=_integer(env, "FOUNDRYD_EXECUTABLES", 0),
             startup_report=_path(env, "FOUNDRYD_STARTUP_REPORT"),
             kv_reserve=_integer(env, "FOUNDRYD_KV_RESERVE", 0) if env.get("FOUNDRYD_KV_RESERVE") else None,
+            driver_clock=_integer(env, "FOUNDRYD_DRIVER_CLOCK", 0) != 0,
         )
 
 

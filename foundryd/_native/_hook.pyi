@@ -121,6 +121,10 @@ class Report:
     def engine(self) -> Counters: ...
     @property
     def communication(self) -> Counters: ...
+    @property
+    def driver_ns(self) -> int: ...
+    @property
+    def driver_calls(self) -> int: ...
 
 class Divergence:
     """The first place where this process left the recorded sequence of an arena; ``kind`` is ``DivergenceKind``."""
@@ -180,7 +184,16 @@ class Hook:
     """
 
     def __init__(self) -> None: ...
-    def report(self) -> Report: ...
+    def report(self) -> Report:
+        """What the hook has done so far; the driver's time is of the calling thread."""
+
+    def time_driver(self, on: bool) -> None:
+        """Whether driver calls that go through the hook are timed; at first they are not."""
+
+    def driver_enter(self) -> None:
+        """Begins a driver call that does not go through the hook, so that its time counts; ``driver_leave`` ends it."""
+
+    def driver_leave(self) -> None: ...
 
     # --- memory ---
 

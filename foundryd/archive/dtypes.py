@@ -16,6 +16,9 @@ from foundryd.errors import UsageError
 noise_dtype = np.dtype([("block", "<u4"), ("offset", "<u4"), ("width", "<u4")])
 """Neighbouring bytes of a block on which nothing depends."""
 
+template_noise_dtype = np.dtype([("template", "<u4"), ("offset", "<u4"), ("width", "<u4"), ("members", "<u4")])
+"""Neighbouring bytes of a template's blocks on which nothing depends in so many of its members."""
+
 
 @dataclass(frozen=True)
 class Records:

@@ -167,6 +167,7 @@ class Variant(msgspec.Struct, frozen=True):
     engine: dict[str, Any] = {}  # what the engine's adapter compares when it restores, the same on every rank
     windows: Windows | None = None  # None if no peer's memory was open
     noise: str = ""  # noise_dtype, ordered by (block, offset): bytes on which nothing depends; "" if there are none
+    template_noise: str = ""  # template_noise_dtype, ordered by (template, offset): the same, of members
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -37,8 +37,7 @@ def _uses(index: Index) -> Iterator[tuple[str, str]]:
             yield from (("modules", image_section(digest)) for digest in module.digests)
         yield from (("content", content.section) for content in variant.contents)
         yield from (("rules", name) for name in (variant.rules, variant.tables, variant.relocations))
-        if variant.noise:
-            yield "rules", variant.noise
+        yield from (("rules", name) for name in (variant.noise, variant.template_noise) if name)
         yield "comm", variant.comm_ops
         yield "memory", variant.allocations
         if variant.windows is not None:

@@ -20,9 +20,10 @@ import numpy as np
 import foundryd
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
-from foundryd.archive.dtypes import noise_dtype
+from foundryd.archive.dtypes import noise_dtype, template_noise_dtype
 from foundryd.archive.format import image_section
 from foundryd.archive.members import GraphParts, TemplateReader, add_template
+from foundryd.archive.noise import to_store
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
@@ -229,6 +230,8 @@ class Ranked:
     # For each module the images by digest, and each world rank's digest; None where all ranks share one.
     images: list[dict[str, bytes]]
     by_rank: list[list[str | None] | None]
+    # Of an archive, whose members have the noise of their templates already; and the templates' members.
+    template_noise: tuple[np.ndarray, list[list[int]]] | None = None
 
 
 def unranked(recording: Recording) -> Ranked:
@@ -246,6 +249,7 @@ def unranked(recording: Recording) -> Ranked:
 def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Variant:
     """Adds a variant's sections to ``writer`` and returns what the index says of it."""
     templates, members = _pack_graphs(writer, recording, ranked.noise)
+    noise, shared = to_store(ranked.noise, ranked.template_noise, [template.members for template in templates])
     blocks = [ix.Block("member", i) for i in range(len(recording.graphs))]
     ops = writer.put("comm_ops", recording.comm_ops)
     blocks.append(ix.Block("comm_ops", 0, ops))
@@ -292,7 +296,8 @@ def pack(writer: ArchiveWriter, recording: Recording, ranked: Ranked) -> ix.Vari
         relocations=writer.put("relocations", np.concatenate([recording.relocations, _in_blocks(recording)])),
         windows=windows,
         engine=recording.engine,
-        noise=writer.put_rows("noise", ranked.noise) if len(ranked.noise) else "",
+        noise=writer.put_rows("noise", noise) if len(noise) else "",
+        template_noise=writer.put_rows("noise", shared) if len(shared) else "",
     )
 
 
@@ -465,10 +470,21 @@ def unpack_ranked(reader: ArchiveReader, variant: ix.Variant) -> Ranked:
     return Ranked(
         rules=np.array(reader.array(variant.rules, _rankpatch.rule_dtype)),
         tables=np.array(reader.array(variant.tables, np.uint64)),
-        noise=np.array(reader.array(variant.noise, noise_dtype)) if variant.noise else np.zeros(0, noise_dtype),
+        noise=_noise(reader, variant.noise, noise_dtype),
         rank_class=variant.rank_class,
         images=[{d: bytes(reader.section(image_section(d))) for d in m.digests} for m in variant.modules],
         by_rank=[
             None if m.by_rank is None else [None if d < 0 else m.digests[d] for d in m.by_rank] for m in variant.modules
         ],
+        # Before there was any, noise was of members.
+        template_noise=(
+            _noise(reader, variant.template_noise, template_noise_dtype),
+            [t.members for t in variant.templates],
+        )
+        if variant.template_noise
+        else None,
     )
+
+
+def _noise(reader: ArchiveReader, section: str, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.array(reader.array(section, dtype)) if section else np.zeros(0, dtype)

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from foundryd.archive.dtypes import noise_dtype
+from foundryd.archive.dtypes import noise_dtype, template_noise_dtype
 from foundryd.archive.format import image_section
 from foundryd.archive.identity import shown
 from foundryd.archive.index import Variant
 from foundryd.archive.inflate import inflated_size
+from foundryd.archive.noise import noise_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import stored_bytes
 from foundryd.capture.images import summary
@@ -73,8 +74,14 @@ def _variant(reader: ArchiveReader, variant: Variant) -> dict[str, Any]:
         "contents": len(variant.contents),
         "content_bytes": sum(content.bytes for content in variant.contents),
         "rules_bytes": reader.entry(variant.rules).length,
-        "noise_bytes": int(reader.array(variant.noise, noise_dtype)["width"].sum()) if variant.noise else 0,
+        "noise_bytes": _noise_bytes(reader, variant),
     }
+
+
+def _noise_bytes(reader: ArchiveReader, variant: Variant) -> int:
+    """Bytes of all members together on which nothing depends."""
+    tables = ((variant.noise, noise_dtype), (variant.template_noise, template_noise_dtype))
+    return sum(noise_bytes(reader.array(name, dtype)) for name, dtype in tables if name)
 
 
 def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:

@@ -11,7 +11,26 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from foundryd._native import _hook
 from foundryd.errors import DriverCallFailed
+
+_clock: _hook.Hook | None = None
+
+
+def time_calls(hook: _hook.Hook | None) -> None:
+    """Has the hook time the driver calls of this process, those through ``call`` included; None ends it.
+
+    What the bindings of Python take for a call is in its time: some microseconds.
+    """
+    global _clock
+    if (switched := hook or _clock) is not None:
+        switched.time_driver(hook is not None)
+    _clock = hook
+
+
+def driver_ms() -> float:
+    """Milliseconds that this thread was in the driver while calls were timed."""
+    return 0.0 if _clock is None else _clock.report().driver_ns / 1e6
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -19,7 +38,7 @@ def call(name: str, *arguments: Any) -> Any:
 
     Raises ``DriverCallFailed`` with the call's name and the driver's name for the error.
     """
-    code, *values = getattr(driver, name)(*arguments)
+    code, *values = getattr(driver, name)(*arguments) if _clock is None else _timed(_clock, name, arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
         error = DriverCallFailed(
             f"{name} failed with {driver.CUresult(code).name}: see the driver's manual for this call"
@@ -29,6 +48,16 @@ def call(name: str, *arguments: Any) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _timed(clock: _hook.Hook, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    function = getattr(driver, name)
+    clock.driver_enter()
+    try:
+        answer: tuple[Any, ...] = function(*arguments)
+    finally:
+        clock.driver_leave()
+    return answer
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from foundryd.session import client
 from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
 from foundryd.session.arrays import freeze_key
 from foundryd.session.communicators import used_declarations
+from foundryd.session.driver import driver_ms, time_calls
 from foundryd.session.executables import Executables, RestoredGraph
 from foundryd.session.identity import machine_identity
 from foundryd.session.materialize import Materializer, check_layout
@@ -65,6 +66,8 @@ def attach(config: Settings | None = None, providers: Sequence[Provider] = (), *
             f"this process already has {report.contexts} CUDA context(s), and addresses cannot be fixed after "
             "the first: attach before anything touches the GPU"
         )
+    if config.driver_clock:
+        time_calls(hook)
     if is_file(config.archive):
         attachment = client.attach_file(Path(config.archive), variant=_variant(config), rank=config.rank)
     else:
@@ -109,6 +112,7 @@ class Session:
     ----------
     restored : whether ``restore`` succeeded.
     phases : milliseconds of each phase so far, in order; ``graphs`` are those that the policy wants first.
+    driver_ms : milliseconds of each phase in the driver, where ``FOUNDRYD_DRIVER_CLOCK`` is set.
     plan : what this rank does differently from the reference rank.
     attach_id : what the daemon's log and this process's call this attach.
     """
@@ -130,6 +134,7 @@ class Session:
         self.attach_id = attach_id
         self.restored = False
         self.phases: dict[str, float] = {}
+        self.driver_ms: dict[str, float] = {}
         self.plan = Plan.from_buffer(attachment.plan)
         self._reader = ArchiveReader(attachment.archive, trusted=True)
         self._variant = self._reader.index.variants[self.plan.place]
@@ -207,6 +212,11 @@ class Session:
     def background_ms(self) -> float | None:
         """Milliseconds that the background took; None while it works, and where there was none."""
         return None if self._executables is None else self._executables.background_ms
+
+    @property
+    def background_driver_ms(self) -> float | None:
+        """Milliseconds of the background in the driver, like ``driver_ms``."""
+        return None if self._executables is None else self._executables.background_driver_ms
 
     def report_fallback(self, error: FoundrydError) -> None:
         """Tells the daemon that this rank captures natively, for its metrics; must precede ``close``."""
@@ -308,6 +318,8 @@ class Session:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
+        started, before = time.monotonic(), driver_ms()
         yield
         self.phases[name] = (time.monotonic() - started) * 1000
+        if self._config.driver_clock:
+            self.driver_ms[name] = driver_ms() - before

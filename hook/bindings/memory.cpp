@@ -92,7 +92,9 @@ void define_memory(py::module_ &m, HookClass &hook) {
       .def_readonly("arena_base", &fdy_report::arena_base)
       .def_readonly("arena_stride", &fdy_report::arena_stride)
       .def_property_readonly("engine", [](const fdy_report &r) { return counters(r.engine); })
-      .def_property_readonly("communication", [](const fdy_report &r) { return counters(r.communication); });
+      .def_property_readonly("communication", [](const fdy_report &r) { return counters(r.communication); })
+      .def_readonly("driver_ns", &fdy_report::driver_ns)
+      .def_readonly("driver_calls", &fdy_report::driver_calls);
   py::class_<fdy_divergence>(m, "Divergence")
       .def_readonly("kind", &fdy_divergence::kind)
       .def_readonly("arena", &fdy_divergence::arena)
@@ -101,6 +103,11 @@ void define_memory(py::module_ &m, HookClass &hook) {
       .def_readonly("actual_bytes", &fdy_divergence::actual_bytes);
 
   hook.def("report", &report)
+      .def(
+          "time_driver", [](const Hook &h, bool on) { h.call(h->time_driver, static_cast<uint32_t>(on)); },
+          py::arg("on"))
+      .def("driver_enter", [](const Hook &h) { h.call(h->driver_enter); })
+      .def("driver_leave", [](const Hook &h) { h.call(h->driver_leave); })
       .def(
           "arena_push", [](const Hook &h, uint32_t arena) { h.call(h->arena_push, arena); }, py::arg("arena"))
       .def("arena_pop", [](const Hook &h) { h.call(h->arena_pop); })

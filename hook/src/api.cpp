@@ -8,6 +8,7 @@
 #include "interpose/lookup.h"
 #include "memory/state.h"
 #include "support/buffer.h"
+#include "support/clock.h"
 #include "support/counters.h"
 #include "support/error.h"
 #include "support/mode.h"
@@ -26,6 +27,7 @@ void free_buffer(fdy_buffer *buffer) {
 int report(fdy_report *out) {
   return guard_api([&] {
     if (!out) throw Error(FDY_ERROR_INVALID, "out is NULL: give a place for the report");
+    const clock::Spent spent = clock::spent();
     const memory::Space space = memory::Arenas::instance().space();
     *out = {.mode = static_cast<uint32_t>(mode()),
             .rows_installed = interpose::installed(),
@@ -34,7 +36,24 @@ int report(fdy_report *out) {
             .arena_base = space.base,
             .arena_stride = space.base ? space.stride : 0,
             .engine = counters(Owner::engine),
-            .communication = counters(Owner::communication)};
+            .communication = counters(Owner::communication),
+            .driver_ns = spent.ns,
+            .driver_calls = spent.calls};
+  });
+}
+
+int time_driver(uint32_t on) {
+  return guard_api([&] { clock::on.store(on != 0, std::memory_order_relaxed); });
+}
+
+int driver_enter() {
+  return guard_api([] { clock::enter(); });
+}
+
+int driver_leave() {
+  return guard_api([] {
+    if (!clock::leave())
+      throw Error(FDY_ERROR_STATE, "this thread leaves a driver call that it did not enter: call driver_enter first");
   });
 }
 
@@ -45,6 +64,9 @@ fdy_hook make_table() {
   table.last_error = get_last_error;
   table.free_buffer = free_buffer;
   table.report = report;
+  table.time_driver = time_driver;
+  table.driver_enter = driver_enter;
+  table.driver_leave = driver_leave;
   memory::fill(table);
   modules::fill(table);
   graphs::fill(table);

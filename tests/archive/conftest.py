@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from foundryd.archive.dtypes import Records, noise_dtype, records
+from foundryd.archive.dtypes import Records, noise_dtype, records, template_noise_dtype
 from foundryd.archive.identity import MachineIdentity
 from foundryd.archive.index import (
     Block,
@@ -63,6 +63,7 @@ class Draft:
     tables: Any = None
     relocations: Any = None
     noise: Any = None
+    template_noise: Any = None
     content: bytes = b"content!" * 40
     variable: bytes = b"global.."
     windows: Any = None  # fdy_window, and then the archive has windows
@@ -103,6 +104,7 @@ class Draft:
         self.noise = np.array(
             [(0, params + 12, 4), (1, params + 12, 4)], noise_dtype
         )  # behind the first kernel's fields
+        self.template_noise = np.array([(0, params + 12, 4, 2)], template_noise_dtype)  # of the other two
 
     def write(self, path: Path) -> Path:
         """Writes the archive and returns its path."""
@@ -159,7 +161,8 @@ class Draft:
             tables=writer.put("tables", self.tables),
             relocations=writer.put("relocations", self.relocations),
             windows=windows,
-            noise=writer.put("noise", self.noise),
+            noise=writer.put_rows("noise", self.noise),
+            template_noise=writer.put_rows("noise", self.template_noise),
         )
 
 

@@ -90,6 +90,20 @@ def shift_noise(draft: Any) -> None:
     draft.noise["offset"][0] -= 4
 
 
+def noise_of(field: str, value: int) -> Callable[[Any], None]:
+    return put("template_noise", 0, field, value)
+
+
+def repeat_noise(draft: Any) -> None:
+    draft.template_noise = np.repeat(draft.template_noise, 2)
+
+
+def rule_in_noise(draft: Any) -> None:
+    draft.noise, draft.rules = draft.noise[:0], draft.rules[:1]
+    draft.template_noise["members"] = 4
+    draft.template_noise["offset"] -= 1
+
+
 def shift_rules(draft: Any) -> None:
     draft.rules["offset"][0] += 6
 
@@ -163,6 +177,24 @@ ARRAYS: dict[str, tuple[Callable[[Any], None], str]] = {
     "noise in a template": (put("noise", 0, "offset", 40), "run of noise 0 is in a part of a node that belongs to the"),
     "noise and rule": (shift_noise, "a rule and a run of noise are both at offset"),
     "noise and relocation": (put("noise", 0, "width", 5), "a relocation and a run of noise are both at offset"),
+    "noise of no template": (
+        noise_of("template", 1),
+        "run of noise of a template 0 has a template that",
+    ),
+    "template noise width": (noise_of("width", 0), "run of noise of a template 0 has no bytes"),
+    "template noise end": (noise_of("width", 2**32 - 1), "run of noise of a template 0 reaches beyond"),
+    "template noise of nobody": (
+        noise_of("members", 0),
+        "run of noise of a template 0 is of no member",
+    ),
+    "template noise of many": (noise_of("members", 5), "template 0 is of no member, or of more than"),
+    "template noise order": (repeat_noise, "run of noise of a template 0 is not wholly before the next one"),
+    "template noise in a node": (
+        noise_of("offset", 40),
+        "run of noise of a template 0 is in a part of",
+    ),
+    "template noise and others": (noise_of("members", 3), "is noise in 3 of 4 members, and 2 have a"),
+    "template noise and rule": (rule_in_noise, "is noise in 4 of 4 members, and 1 have a rule"),
     "rule and relocation": (shift_rules, "a rule and a relocation are both at offset"),
 }
 

@@ -33,8 +33,8 @@ DIGESTS = {
     "1.0": "3dfa46cff58049265ab43682467762db9dc1cf7f03c930c08c182ccca2111e7e",
     "1.1": "e9cfe3f13b2d839719a4177c23b58a862df417ff04ab45170d3254120b3b86d6",
     "1.2": "48c58558a90fa48eb595fbcced084729f45cf8e984e0d2a09a8a7294667e3b50",
-    # Noise stored field by field, and communicators in the order of their declarations.
-    "1.3": "af849fbf532ad8cc96ba2cca91630d56e39cb675ea2e5224a84fec934b6ad23f",
+    # Noise of templates, tables stored field by field, and communicators in the order of their declarations.
+    "1.3": "ce65165cd055158705b0d51f0896b06f2e53c88fb9b06dbc29d7425cb7e041f6",
 }
 HERE = f"{frame.MAJOR}.{frame.MINOR}"
 
@@ -76,6 +76,7 @@ def test_a_kept_archive_opens_and_means_what_it_meant(version: str, tmp_path: Pa
         (variant,) = reader.index.variants
         assert (variant.windows is None) == (version == "1.0")
         assert bool(variant.noise) == (version not in ("1.0", "1.1"))
+        assert bool(variant.template_noise) == (version == "1.3")
         places = [None, None] if version in ("1.0", "1.1", "1.2") else [1, 0]
         assert [communicator.declared for communicator in variant.communicators] == places
         # The batch size of a member is the grid of its first node, a kernel.

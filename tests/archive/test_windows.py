@@ -54,7 +54,10 @@ def test_an_archive_with_windows_holds(windowed: Any, tmp_path: Path) -> None:
 def test_a_reader_without_windows_refuses_only_archives_that_have_some(
     windowed: Any, make_draft: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = windowed.write(tmp_path / "with.foundry"), make_draft().write(tmp_path / "without.foundry")
+    without = make_draft()
+    for draft in (windowed, without):  # tables that are stored field by field want a newer reader
+        draft.noise, draft.template_noise = draft.noise[:0], draft.template_noise[:0]
+    paths = windowed.write(tmp_path / "with.foundry"), without.write(tmp_path / "without.foundry")
     inflated = tmp_path / "inflated.foundry"
     with ArchiveReader.open(paths[0]) as reader, inflated.open("w+b") as target:
         inflate(reader, target)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foundryd import _native
-from foundryd.archive.dtypes import Records, noise_dtype, records
+from foundryd.archive.dtypes import Records, records, template_noise_dtype
 from foundryd.archive.identity import MachineIdentity
 from foundryd.archive.index import Block, Communicator, Content, Function, Index, Member, Module, RankClass, Symbol
 from foundryd.archive.index import Variant as VariantEntry
@@ -201,12 +201,13 @@ class Decoder:
         tables = np.random.default_rng(3).integers(0, 1 << 32, rows * self.shape.world, dtype=np.uint64)
         return rules, tables
 
-    def noise(self) -> Any:
-        """The noise of all members."""
-        one = np.zeros(len(self.garbage), noise_dtype)
+    def noise(self, members: list[list[int]]) -> Any:
+        """The noise of templates with these members."""
+        one = np.zeros(len(self.garbage), template_noise_dtype)
         one["offset"], one["width"] = self.start + 4 * self.garbage, 4
-        out = np.tile(one, self.shape.graphs)
-        out["block"] = np.repeat(np.arange(self.shape.graphs), len(one))
+        out = np.tile(one, len(members))
+        out["template"] = np.repeat(np.arange(len(members)), len(one))
+        out["members"] = np.repeat([len(places) for places in members], len(one))
         return out
 
     def relocations(self) -> Any:
@@ -261,5 +262,5 @@ class Decoder:
             rules=writer.put("rules", rules),
             tables=writer.put("tables", tables),
             relocations=writer.put("relocations", self.relocations()),
-            noise=writer.put_rows("noise", self.noise()) if self.shape.noise else "",
+            template_noise=writer.put_rows("noise", self.noise(members)) if self.shape.noise else "",
         )

@@ -60,8 +60,8 @@ def test_plan_for_one_rank_of_64(benchmark: Any, archive_of: Callable[..., Path]
         assert len(plan.writes) == 512 * 13
         benchmark.extra_info.update(
             rules=reader.entry(variant.rules).length // 32,
-            noise=reader.entry(variant.noise).length // 12,
-            stored=sum(reader.entry(name).stored for name in (variant.rules, variant.noise)),
+            noise=reader.entry(variant.template_noise).length // 16,
+            stored=sum(reader.entry(name).stored for name in (variant.rules, variant.template_noise)),
         )
 
 

@@ -13,11 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundryd._native import _rankpatch
+from foundryd.archive.dtypes import noise_dtype, template_noise_dtype
 from foundryd.archive.members import member_block
+from foundryd.archive.noise import by_template, noise_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
+from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.merge import merge, split_noise, write_archive
-from foundryd.capture.recording import Proofs, Recording, load, save
+from foundryd.capture.recording import (
+    Proofs,
+    Recording,
+    load,
+    make_index,
+    pack,
+    save,
+    unpack,
+    unpack_ranked,
+)
+from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import noise_candidates, span_bytes
@@ -73,9 +86,66 @@ def test_a_member_s_garbage_is_that_of_its_template_and_all_else_its_own(archive
 def test_garbage_takes_hardly_any_room(archive: Path) -> None:
     with ArchiveReader.open(archive) as reader:
         (variant,) = reader.index.variants
-        stored = reader.entry(variant.templates[0].columns).stored + reader.entry(variant.noise).stored
+        assert not variant.noise
+        stored = reader.entry(variant.templates[0].columns).stored + reader.entry(variant.template_noise).stored
     # A byte in 256 is not known for garbage, since the control has it in common with the rank by chance.
     assert stored < GRAPHS * (LEFT.stop - LEFT.start) / 8
+
+
+def test_an_archive_says_in_how_many_members_a_byte_is_noise(archive: Path) -> None:
+    ours, theirs = captured(1), captured(2)
+    differ = [a.block != b.block for a, b in zip(ours.graphs, theirs.graphs, strict=True)]
+    with ArchiveReader.open(archive) as reader:
+        (variant,) = reader.index.variants
+        noise = reader.array(variant.template_noise, template_noise_dtype)
+    counts = np.zeros(len(differ[0]), int)
+    for template, offset, width, members in noise.tolist():
+        assert template == 0
+        counts[offset : offset + width] += members
+    assert np.array_equal(counts, np.sum(differ, axis=0))
+    assert noise_bytes(noise) == np.sum(differ)
+
+
+def test_a_copy_of_a_variant_has_the_same_members_and_the_same_noise(archive: Path, tmp_path: Path) -> None:
+    with ArchiveReader.open(archive) as reader, ArchiveWriter(tmp_path / "copy.foundry") as writer:
+        (variant,) = reader.index.variants
+        copied = pack(writer, unpack(reader, variant), unpack_ranked(reader, variant))
+        writer.finish(make_index("archive", reader.index.identity, [copied], {}))
+        assert copied.templates == variant.templates
+        assert copied.template_noise == variant.template_noise
+        assert not copied.noise
+    with ArchiveReader.open(tmp_path / "copy.foundry") as reader:
+        verify(reader)
+    with ArchiveReader.open(archive) as reader, ArchiveWriter(tmp_path / "other.foundry") as writer:
+        ranked = unpack_ranked(reader, variant)
+        ranked.template_noise = (ranked.template_noise[0], [list(range(GRAPHS))[::-1]])
+        with pytest.raises(CaptureError, match="its noise fits no more"):
+            pack(writer, unpack(reader, variant), ranked)
+        writer.abort()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(1, 6)), max_size=40),
+    st.permutations(range(6)),
+    st.integers(0, 6),
+)
+def test_noise_of_members_is_counted_by_the_byte(drawn: list[tuple[int, int, int]], order: list[int], cut: int) -> None:
+    spans = {(block, 8 * at): width for block, at, width in drawn}  # of one block none over another
+    noise = np.array([(*at, spans[at]) for at in sorted(spans)], noise_dtype)
+    templates = [order[:cut], order[cut:]]
+    expected = np.zeros((2, 300), int)
+    for block, offset, width in noise.tolist():
+        expected[int(block in order[cut:]), offset : offset + width] += 1
+    runs = by_template(noise, templates)
+    counts = np.zeros_like(expected)
+    for template, offset, width, members in runs.tolist():
+        assert members > 0
+        counts[template, offset : offset + width] += members
+    assert np.array_equal(counts, expected)
+    where = list(zip(runs["template"].tolist(), runs["offset"].tolist(), strict=True))
+    assert where == sorted(set(where))
+    assert noise_bytes(runs) == noise_bytes(noise)
 
 
 def test_what_a_control_proved_comes_back_whole_however_much_it_is(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def serves(rank: Rank) -> dict[str, Any]:
         "most": rank.driver.most,
         "background_ms": rank.session.background_ms,
         "phases": rank.session.phases,
+        "driver_ms": rank.session.driver_ms,
+        "background_driver_ms": rank.session.background_driver_ms,
         "updates": rank.driver.count("cuGraphExecUpdate"),
         "made_later": rank.driver.count("cuGraphInstantiate"),
         "counters": counters(),

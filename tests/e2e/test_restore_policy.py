@@ -71,6 +71,25 @@ def test_every_key_is_right_whatever_the_policy_and_the_order(run, several, poli
     assert found["counters"]["engine"]["launches"] == 0
 
 
+@pytest.mark.parametrize("policy", [{}, {"executables": 3}, {"first": "all"}])
+def test_the_time_in_the_driver_is_part_of_each_phase_and_told_on_demand(run, several, policy):
+    # Without replays, so that what is left is built in the background.
+    (rank,) = run(several, "serves", policy, decodes=False, FOUNDRYD_DRIVER_CLOCK="1")
+    found = rank.result
+    # All but attach, which needs no driver.
+    assert list(found["driver_ms"]) == [phase for phase in found["phases"] if phase != "attach"]
+    for phase, spent in found["driver_ms"].items():
+        assert 0 <= spent <= found["phases"][phase]
+    assert min(found["driver_ms"][phase] for phase in ("modules", "functions", "content", "graphs")) > 0
+    if policy.get("first") == "all":
+        assert found["background_driver_ms"] is None
+    else:
+        assert 0 < found["background_driver_ms"] <= found["background_ms"]
+    (rank,) = run(several, "serves", policy, decodes=False)
+    assert rank.result["driver_ms"] == {}
+    assert not rank.result["background_driver_ms"]
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_an_executable_that_cannot_be_changed_is_replaced(run, several, limit):
     order = [1, 2, 1, 3, 8, 3]

@@ -72,7 +72,10 @@ def test_a_second_variant_is_appended_and_both_restore(e2e, foundryd, pair, tmp_
     second = e2e.config_of("tp=2", layers=2)
     e2e.capture_archive(both, second, "--append")
     inspected = foundryd("inspect", both, "--json").json
-    assert sorted(v["name"] for v in inspected["variants"]) == ["ep=2", "tp=2"]
+    variants = {v["name"]: v for v in inspected["variants"]}
+    assert sorted(variants) == ["ep=2", "tp=2"]
+    (alone,) = foundryd("inspect", pair.path, "--json").json["variants"]
+    assert variants["ep=2"]["noise_bytes"] == alone["noise_bytes"] > 0
     verified = foundryd("verify", both)
     assert verified.code == 0, verified.err
     assert restored_by(e2e, foundryd, pair.config, both, "--variant", "ep=2")

@@ -26,6 +26,7 @@ STEPS = ("native", "floor", "capture", "restore", "pairs", "switch", "plan")
 
 # For pairs of batch sizes, all graphs share as few executables as can be.
 _SHARED = {"FOUNDRYD_EXECUTABLES": "1"}
+_TIMED = {"FOUNDRYD_DRIVER_CLOCK": "1"}
 
 Rows = list[dict[str, Any]]
 
@@ -43,8 +44,9 @@ class Bench:
         jobs: int = 1,
         controls: int = 1,
         switched: str = "1,2,7,8",
+        label: str = "bench",
     ) -> None:
-        self.name = f"bench-{variant.replace('=', '').replace(',', '-')}"
+        self.name = f"{label}-{variant.replace('=', '').replace(',', '-')}"
         self._variant, self.world = variant, Mesh.parse(variant).world
         self._jobs, self._controls, self._switched = jobs, controls, switched
         self._arguments = ["--mesh", variant, *arguments]
@@ -119,7 +121,13 @@ class Bench:
         with self._partial(steps) as path, daemon([self._archive]) as runtime:
             program = Program("bench.py", ("engine", *self._arguments, *more, "--json", path))
             reports = restore(
-                self._archive, program, self._variant, self.world, runtime, timeout=self._deadline.left(1200)
+                self._archive,
+                program,
+                self._variant,
+                self.world,
+                runtime,
+                timeout=self._deadline.left(1200),
+                environment=_TIMED if "restore" in steps else None,
             )
         self.reports |= dict.fromkeys(steps, reports)
 
@@ -195,7 +203,12 @@ def _phase_rows(name: str, restored: Sequence[Report]) -> Rows:
     if not restored or not restored[0].get("phases"):
         return []
     phases = {phase: max(r["phases"].get(phase, 0.0) for r in restored) for phase in restored[0]["phases"]}
-    return [{"case": f"{name} phases", **phases}]
+    found = [{"case": f"{name} phases", **phases}]
+    # Of the rank whose own part is largest.
+    if all(r.get("cpu") for r in restored):
+        cpu = max((r["cpu"] for r in restored), key=lambda c: c["own_ms"])
+        found += [{"case": f"{name} {part}", **cpu[part]} for part in ("driver", "own")]
+    return found
 
 
 def _replay_rows(name: str, pairs: Sequence[Report]) -> Rows:

@@ -8,7 +8,10 @@ and the table is printed last, also when time was up or the program was told to 
     run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step native --batch-sizes 1-16 --part-limit 140
     run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step restore --batch-sizes 1-16 --part-limit 140
 
-The benchmark ends with a row for each figure that has a target (``targets.py``), and a plot where matplotlib is there.
+    run_all.py --out DIR --part sweep --bench-variant tp=1 --point 1x2 --point 8x2 --point 8x8 --part-limit 300
+
+The sweep, of batch sizes and layers, runs only when it is named.  The benchmark ends with a row for each figure that
+has a target (``targets.py``), and a plot where matplotlib is there.
 The status is 1 if anything failed or was late.
 """
 
@@ -33,12 +36,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import benchmark
 import matrix
 import plot
+import sweep
 import targets
 from launch import PROGRAMS, STOP, Deadline, RunFailed, TimeUp, clean_environment, devices, run
 
 Rows = list[dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 GOOD = ("ok", "captured")
+PARTS = ("tests", "matrix", "bench", "sweep", "hook")
+DEFAULT_PARTS = tuple(part for part in PARTS if part != "sweep")
 # What runs the matrix's cases, too.
 MATRIX_TESTS = "tests/gpu/test_torch_on_gpus.py::test_{}"
 MATRIX_TEST_NAMES = (
@@ -175,6 +181,14 @@ def run_benchmark(results: Results, out: Path, args: argparse.Namespace, gpus: i
     results.add(*beside)
 
 
+def run_sweep(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
+    """The chosen points of the first chosen world."""
+    variant = (args.bench_variant or ["tp=1"])[0]
+    options = {"jobs": args.capture_jobs, "controls": args.controls}
+    points = args.point or sweep.POINTS
+    results.add(*sweep.run(out, variant, points, args.bench_arguments, Deadline(limit), results.add, **options))
+
+
 def run_hook_cost(results: Results, out: Path, args: argparse.Namespace, limit: float) -> None:
     """Nanoseconds a driver call, without and with the hook."""
     include = args.hook_include or ROOT / "hook" / "include"
@@ -221,7 +235,7 @@ def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for archives and raw results")
-    parser.add_argument("--part", action="append", choices=("tests", "matrix", "bench", "hook"), help="all by default")
+    parser.add_argument("--part", action="append", choices=PARTS, help="all but sweep by default")
     parser.add_argument("--part-limit", type=float, default=7200.0, help="seconds of each part")
     parser.add_argument("--select", help="only tests that pytest's -k would choose")
     parser.add_argument("--case", action="append", default=[], help="only this case of the matrix; repeat for more")
@@ -236,6 +250,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
     parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")
     parser.add_argument("--batch-sizes", help="of the benchmark, as in 1-64")
+    points = " ".join(map(str, sweep.POINTS))
+    parser.add_argument("--point", action="append", type=sweep.Point.parse, help=f"of the sweep; by default {points}")
     parser.add_argument("--hook-cost-binary", type=Path, help="the program, where there is no compiler")
     parser.add_argument("--hook-include", type=Path, help="folder of foundryd/hook.h, where it is not beside the tests")
     parser.add_argument(
@@ -257,11 +273,12 @@ def main() -> int:
         "tests": lambda: run_tests(results, out, args, limit),
         "matrix": lambda: run_matrix(results, out, args, gpus, limit),
         "bench": lambda: run_benchmark(results, out, args, gpus, limit),
+        "sweep": lambda: run_sweep(results, out, args, limit),
         "hook": lambda: run_hook_cost(results, out, args, limit),
     }
     try:
         for name, part in parts.items():
-            if args.part is None or name in args.part:
+            if name in (args.part or DEFAULT_PARTS):
                 try:
                     part()
                 except RunFailed as error:

@@ -82,7 +82,9 @@ def _executables(
     """Own executables of all graphs, by the graph, beside the driver's floor and a native capture."""
     took, count = _since(restored, "all_own_ms"), _slowest(restored, "asked")
     each = None if took is None or not count else took / count
-    floor = [sum(c["build_ms"] + c["instantiate_ms"] for c in r["floor"].values()) / len(r["floor"]) for r in floors]
+    # A step that was cut has what came before its floor.
+    measured = [r["floor"] for r in floors if r.get("floor")]
+    floor = [sum(c["build_ms"] + c["instantiate_ms"] for c in f.values()) / len(f) for f in measured]
     native = _slowest(natives or floors, "ready_ms")
     least, whole = max(floor, default=None), native / count if native and count else None
     more = " + issuing collectives again" if several else ""

@@ -110,6 +110,7 @@ class World:
 
     def restore(self, archive, program, variant, world, runtime, *, timeout, environment=None):
         self.ran.append(("switch" if "--switch" in program.arguments else "restore", program.arguments))
+        self.environment = environment or {}
         return [restored_report() for _ in range(world)]
 
     def daemon(self, archives):
@@ -150,6 +151,26 @@ def test_a_step_measures_no_more_than_itself(gpu_benchmark, world, tmp_path, ste
     bench(gpu_benchmark, tmp_path).run([step])
     (arguments,) = [given for name, given in world.ran if name == program]
     assert (option in arguments) == without
+
+
+def test_the_driver_is_timed_apart_where_a_restore_is_measured_only(gpu_benchmark, world, tmp_path):
+    timed = []
+    for step in ("restore", "pairs", "switch"):
+        bench(gpu_benchmark, tmp_path).run([step])
+        timed.append(world.environment.get("FOUNDRYD_DRIVER_CLOCK"))
+    assert timed == ["1", None, None]
+
+
+def test_time_in_the_driver_and_outside_it_stands_beside_the_phases(gpu_benchmark):
+    def spent(own):
+        return {"driver_ms": 8.0, "own_ms": own, "driver": {"graphs": 8.0}, "own": {"graphs": own}}
+
+    reports = {"restore": [restored_report(cpu=spent(1.0)), restored_report(cpu=spent(2.0))]}
+    rows = {row["case"]: row for row in gpu_benchmark.rows("bench", reports, {})}
+    assert rows["bench driver"] == {"case": "bench driver", "graphs": 8.0}
+    assert rows["bench own"] == {"case": "bench own", "graphs": 2.0}
+    reports["restore"][1]["cpu"] = None
+    assert "bench own" not in {row["case"] for row in gpu_benchmark.rows("bench", reports, {})}
 
 
 def test_a_later_run_goes_on_from_an_earlier_one_with_the_same_arguments(gpu_benchmark, world, tmp_path):

@@ -97,6 +97,13 @@ def test_an_update_that_the_driver_refuses_is_named(targets):
     assert row["target met"] == "not measured"
 
 
+def test_a_floor_that_was_cut_off_leaves_its_row_open(targets):
+    """The step wrote what it had before."""
+    figure = "own executables, a graph, by the driver's floor"
+    assert verdicts(targets, floor=[{"asked": 2}])[figure] == "not measured"
+    assert verdicts(targets, floor=[{"asked": 2, "floor": {}}])[figure] == "not measured"
+
+
 def test_one_rank_without_a_figure_leaves_it_open(targets):
     restored = reports()["restore"]
     found = verdicts(targets, restore=[*restored, {"asked": 2}])

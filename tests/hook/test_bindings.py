@@ -26,7 +26,7 @@ SIZES = {
     "node_dtype": 64,
     "edge_dtype": 16,
     "attribute_dtype": 72,
-    "communicator_dtype": 32,
+    "communicator_dtype": 40,
     "comm_op_dtype": 48,
     "counters_dtype": 48,
 }

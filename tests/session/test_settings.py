@@ -40,6 +40,7 @@ def test_every_variable_is_read():
             "FOUNDRYD_EXECUTABLES": "10",
             "FOUNDRYD_STARTUP_REPORT": "/reports",
             "FOUNDRYD_KV_RESERVE": "11",
+            "FOUNDRYD_DRIVER_CLOCK": "1",
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
@@ -71,6 +72,7 @@ def test_every_variable_is_read():
         10,
         Path("/reports"),
         11,
+        True,
     )
 
 
@@ -90,6 +92,7 @@ def test_every_variable_is_read():
         {"FOUNDRYD_RESTORE_BACKGROUND": "no"},
         {"FOUNDRYD_EXECUTABLES": "-2"},
         {"FOUNDRYD_KV_RESERVE": "some"},
+        {"FOUNDRYD_DRIVER_CLOCK": "yes"},
     ],
 )
 def test_an_impossible_value_is_named(env):

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from foundryd.archive.checks.findings import Findings, in_range
 from foundryd.archive.checks.graphs import Shape
-from foundryd.archive.dtypes import noise_dtype
+from foundryd.archive.dtypes import noise_dtype, template_noise_dtype
 from foundryd.archive.index import Block, Variant
+from foundryd.archive.noise import count_bytes
 from foundryd.errors import UsageError
 from foundryd.rankpatch.mesh import AXES, Coordinate, Mesh
 
@@ -155,6 +156,57 @@ def check_patches(found: Findings, variant: Variant, templates: list[Shape | Non
             ranges.append(("run of noise", noise, widths))
     for one, other in combinations(ranges, 2):
         _check_apart(found, one, other)
+    if variant.template_noise:
+        _check_template_noise(found, variant, templates, ranges)
+
+
+def _check_template_noise(
+    found: Findings,
+    variant: Variant,
+    templates: list[Shape | None],
+    ranges: list[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]],
+) -> None:
+    """Runs of noise of templates; ``ranges`` are all else that is said of bytes of blocks, and was found right."""
+    what = "run of noise of a template"
+    noise = found.array(variant.template_noise, template_noise_dtype, "noise of templates")
+    count = len(templates)
+    if noise is None or not found.none(noise["template"] >= count, what, f"has a template that is not one of {count}"):
+        return
+    sizes = np.array([len(template.members) for template in variant.templates] + [0])
+    lengths = np.array([-1 if shape is None else shape.length for shape in templates] + [0])
+    number, start = noise["template"].astype(np.int64), noise["offset"].astype(np.int64)
+    width, members = noise["width"].astype(np.int64), noise["members"].astype(np.int64)
+    end = start + width
+    behind = (number[1:] > number[:-1]) | ((number[1:] == number[:-1]) & (start[1:] >= end[:-1]))
+    sane = [
+        found.none(width == 0, what, "has no bytes"),
+        found.none(end > lengths[number], what, "reaches beyond the end of its template's blocks"),
+        found.none((members == 0) | (members > sizes[number]), what, "is of no member, or of more than there are"),
+        found.none(~behind, what, "is not wholly before the next one in order of template and offset"),
+    ]
+    if not all(sane):
+        return
+    template_of = np.full(len(variant.blocks) + 1, -1)
+    for place, block in enumerate(variant.blocks):
+        if block.kind == "member" and in_range(block.index, len(variant.members)):
+            template = variant.members[block.index].template
+            template_of[place] = template if in_range(template, count) else -1
+    for place, shape in enumerate(templates):
+        mine = number == place
+        if shape is None or not mine.any():
+            continue
+        for row in np.flatnonzero(mine)[shape.fixed(start[mine], width[mine])][:1]:
+            found.add(f"{what} {row} is in a part of a node that belongs to the template")
+        taken = np.zeros(shape.length, np.int64)
+        for _, table, widths in ranges:
+            here = template_of[table["block"]] == place
+            taken += count_bytes(table["offset"][here], widths[here], shape.length)
+        have = count_bytes(start[mine], width[mine], shape.length, members[mine])
+        for at in np.flatnonzero((have > 0) & (have + taken > sizes[place]))[:1]:
+            found.add(
+                f"byte {at} of template {place} is noise in {have[at]} of {sizes[place]} members, and {taken[at]} have "
+                "a rule, a relocation or noise of their own there"
+            )
 
 
 def _too_wide(

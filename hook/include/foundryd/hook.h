@@ -48,6 +48,9 @@ typedef struct fdy_report {
   uint64_t arena_stride;  // bytes of address space for each arena
   fdy_counters engine;
   fdy_counters communication;
+  // Of the calling thread, while time_driver was on: nanoseconds in driver calls, and how many.
+  uint64_t driver_ns;
+  uint64_t driver_calls;
 } fdy_report;
 
 // A growable array that the callee fills and the caller frees with `free_buffer`.
@@ -86,6 +89,12 @@ typedef struct fdy_hook {
   void (*last_error)(fdy_error *out);
   void (*free_buffer)(fdy_buffer *buffer);
   int (*report)(fdy_report *out);
+  // Whether driver calls that go through the hook are timed; at first they are not.
+  int (*time_driver)(uint32_t on);
+  // Around a driver call of the calling thread that does not go through the hook, for the report's times; what does is
+  // counted once.
+  int (*driver_enter)(void);
+  int (*driver_leave)(void);
 
   // --- memory ---
   // Selects the arena for allocations of the calling thread; pushes nest.

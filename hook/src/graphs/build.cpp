@@ -48,12 +48,14 @@ class Builder {
         made.push_back(bodies.back());
       }
     }
+    const bool spliced = !edges.empty();
     for (uint64_t i = 0; i < source.edge_count; ++i) {
       const fdy_edge &e = source.edges[i];
       edges.push_back({bodies[e.from], bodies[e.to], e.from_port, e.to_port, e.type});
     }
     // An edge of the graph may say again what the order of a communicator says; its own data counts, and that is last.
-    add_edges(graph.get(), without_doubles(std::move(edges)));
+    if (spliced) edges = without_doubles(std::move(edges));
+    add_edges(graph.get(), std::move(edges));
     Creations::get().note(graph.get(), made);
     if (nodes != nullptr) *nodes = std::move(bodies);
     return graph;

@@ -29,6 +29,7 @@ Creations &Creations::get() {
 void Creations::note(CUgraph graph, std::span<const CUgraphNode> nodes) {
   const std::lock_guard lock(mutex_);
   auto &order = graphs_[graph].order;
+  order.reserve(order.size() + nodes.size());
   for (CUgraphNode node : nodes) order.emplace_back(node, next_++);
 }
 

@@ -30,10 +30,10 @@ std::vector<Edge> edges_of(CUgraph graph);
 // One edge for each pair of nodes, in order of the nodes; of edges between the same two the last one counts.
 std::vector<Edge> without_doubles(std::vector<Edge> edges);
 
-// Adds the edges of a graph that has none yet, in order and no two between the same nodes, then reads them back:
-// drivers 580 to 610 apply the data of the first edge of a call to all of them.  Throws Error if the driver made
-// something else of them.
-void add_edges(CUgraph graph, std::span<const Edge> edges);
+// Adds the edges of a graph that has none yet, no two between the same nodes.  Throws Error if the driver made
+// something else of them: edges are read back where they have data, since drivers 580 to 610 apply the data of the
+// first edge of a call to all of them, and counted where they have none.
+void add_edges(CUgraph graph, std::vector<Edge> edges);
 
 // What a node depends on.
 std::vector<CUgraphNode> dependencies_of(CUgraphNode node);

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "support/clock.h"
 #include "support/cuda.h"
 #include "support/error.h"
 
@@ -49,6 +50,9 @@ class Inside {
   ~Inside() { --detail::depth; }
   Inside(const Inside &) = delete;
   Inside &operator=(const Inside &) = delete;
+
+ private:
+  clock::Timed timed_;
 };
 inline bool inside() noexcept {
   return detail::depth != 0;

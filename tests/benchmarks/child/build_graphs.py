@@ -3,7 +3,7 @@
 
 Milliseconds of this thread's CPU time for each graph, so that other work on the machine counts little: ``block`` from
 template to patched bytes, ``build`` of the driver's graph by the hook, ``instantiate``, and ``member`` for all that is
-not ``instantiate``.
+not ``instantiate``.  With ``clock``, also ``own``: what of ``member`` is outside the driver, and ``calls`` of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from foundryd._native import _hook
 from foundryd.archive.reader import ArchiveReader
 from foundryd.rankpatch.plan import compute_plan
-from foundryd.session.driver import call
+from foundryd.session.driver import call, driver_ms, time_calls
 from foundryd.session.executables import Member
 from foundryd.session.materialize import Materializer
 from foundryd.session.policy import RestorePolicy
@@ -40,7 +40,7 @@ class Timed:
             self.build_ms = (time.thread_time() - begin) * 1e3
 
 
-def main(path: str, rank: int, count: int) -> None:
+def main(path: str, rank: int, count: int, clock: bool) -> None:
     hook: Any = Timed()
     reader = ArchiveReader.open(path)
     variant = reader.index.variants[0]
@@ -62,13 +62,20 @@ def main(path: str, rank: int, count: int) -> None:
     phase("modules", materializer.load_modules)
     phase("functions", materializer.bind_functions)
     phase("content", materializer.upload_content)
+    if clock:
+        time_calls(_hook.Hook())
     living = []  # as in an engine, where memory that a graph gave back is not found again by the next
-    rows: dict[str, list[float]] = {"block": [], "build": [], "instantiate": [], "member": []}
+    rows: dict[str, list[float]] = {"block": [], "build": [], "instantiate": [], "member": []} | (
+        {"own": [], "calls": []} if clock else {}
+    )
     for place, entry in list(enumerate(variant.members))[:count]:
         member = Member(place, entry.key, entry.template, None)
+        before, calls = driver_ms(), hook.report().driver_calls
         begin = time.thread_time()
         built = materializer._build(member)
         after = time.thread_time()
+        spent, calls = driver_ms() - before, hook.report().driver_calls - calls
+        resumed = time.thread_time()
         built.instantiate()
         done = time.thread_time()
         living.append(built)
@@ -76,12 +83,13 @@ def main(path: str, rank: int, count: int) -> None:
         for name, value in (
             ("block", whole - hook.build_ms),
             ("build", hook.build_ms),
-            ("instantiate", (done - after) * 1e3),
+            ("instantiate", (done - resumed) * 1e3),
             ("member", whole),
+            *((("own", whole - spent), ("calls", calls)) if clock else ()),
         ):
             rows[name].append(value)
     print(json.dumps({"phases": phases, "rows": rows}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "clock" in sys.argv[4:])

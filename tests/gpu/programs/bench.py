@@ -36,10 +36,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from cuda.bindings import driver
-from engine import Engine, add_arguments, batch_sizes
+from engine import Engine, add_arguments, batch_sizes, cpu
 
 from foundryd.errors import DriverCallFailed
-from foundryd.session.driver import call
+from foundryd.session.driver import call, time_calls
 
 Replay = Callable[[], None]
 
@@ -161,7 +161,9 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
         # Replays are compared, and memory is looked at, when every graph has an executable of its own.
         rank.graphs.wait()
         since.mark("all_own_ms")
-    results.step("captured" if rank.capturing else "restored", from_restore=since.marks, **times)
+    spent = cpu(rank.graphs.session)
+    time_calls(None)  # what follows times launches
+    results.step("captured" if rank.capturing else "restored", from_restore=since.marks, cpu=spent, **times)
     if not rank.capturing and args.switch:
         switched: dict[str, Any] = {}
         for pair in zip(args.switch[::2], args.switch[1::2], strict=True):

@@ -20,6 +20,7 @@ import foundryd.engines.torch as fdy
 from foundryd._native import _hook
 from foundryd.errors import FoundrydError
 from foundryd.rankpatch.mesh import AXES, Mesh
+from foundryd.session.session import Session
 from foundryd.settings import Mode, settings
 
 # What a restoring engine can do differently, so that a test sees it refused.
@@ -132,6 +133,26 @@ class Timings(dict[str, float]):
         yield
         torch.cuda.synchronize()
         self[name] = (time.perf_counter() - started) * 1e3
+
+
+# What a rank mostly waits for others in, and what no graph needs; NCCL's own time is in ``communication``.
+_NOT_OURS = ("attach", "identity", "agreement", "communication", "done")
+
+
+def cpu(session: Session | None) -> dict[str, Any] | None:
+    """Milliseconds of a restore in the driver and outside it, up to all executables; None unless both were timed."""
+    if session is None or not session.driver_ms or session.background_driver_ms is None:
+        return None
+    driver_ms = {name: ms for name, ms in session.driver_ms.items() if name not in _NOT_OURS}
+    own_ms = {name: session.phases[name] - ms for name, ms in driver_ms.items()}
+    driver_ms["background"] = session.background_driver_ms
+    own_ms["background"] = (session.background_ms or 0.0) - session.background_driver_ms
+    return {
+        "driver_ms": sum(driver_ms.values()),
+        "own_ms": sum(own_ms.values()),
+        "driver": driver_ms,
+        "own": own_ms,
+    }
 
 
 def swap(a: Tensor, b: Tensor) -> None:

@@ -54,6 +54,8 @@ class Report(c.Structure):
         ("arena_stride", c.c_uint64),
         ("engine", _Counters),
         ("communication", _Counters),
+        ("driver_ns", c.c_uint64),
+        ("driver_calls", c.c_uint64),
     )
 
 
@@ -109,6 +111,9 @@ class _Table(c.Structure):
         ("last_error", c.CFUNCTYPE(None, c.POINTER(_Error))),
         ("free_buffer", c.CFUNCTYPE(None, c.POINTER(_Buffer))),
         ("report", c.CFUNCTYPE(c.c_int, c.POINTER(Report))),
+        ("time_driver", c.CFUNCTYPE(c.c_int, c.c_uint32)),
+        ("driver_enter", c.CFUNCTYPE(c.c_int)),
+        ("driver_leave", c.CFUNCTYPE(c.c_int)),
         ("arena_push", c.CFUNCTYPE(c.c_int, c.c_uint32)),
         ("arena_pop", c.CFUNCTYPE(c.c_int)),
         ("set_layout", c.CFUNCTYPE(c.c_int, c.POINTER(_Layout))),
