@@ -71,6 +71,7 @@ class Settings:
     max_clients : ``FOUNDRYD_MAX_CLIENTS``: leases that a daemon gives at a time.
     max_archives : ``FOUNDRYD_MAX_ARCHIVES``: names that a daemon holds.
     max_bytes : ``FOUNDRYD_MAX_BYTES``: shared memory that a daemon's archives may take; 0: what the machine has.
+    plans_ahead : ``FOUNDRYD_PLANS_AHEAD``: bytes of plans that a daemon computes before ranks ask for them; 0: none.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
     log_format : ``FOUNDRYD_LOG_FORMAT``: ``json`` or ``text``; unset, the daemon writes JSON and ranks text.
     http : ``FOUNDRYD_HTTP``: loopback port of health and metrics, 0 for a free one; ``off`` (default): none.
@@ -100,6 +101,7 @@ class Settings:
     max_clients: int = 4096
     max_archives: int = 256
     max_bytes: int = 0
+    plans_ahead: int = 256 << 20
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
@@ -142,6 +144,7 @@ class Settings:
             max_clients=_integer(env, "FOUNDRYD_MAX_CLIENTS", cls.max_clients),
             max_archives=_integer(env, "FOUNDRYD_MAX_ARCHIVES", cls.max_archives),
             max_bytes=_integer(env, "FOUNDRYD_MAX_BYTES", cls.max_bytes),
+            plans_ahead=_integer(env, "FOUNDRYD_PLANS_AHEAD", cls.plans_ahead),
             rank=rank,
             local_rank=_integer(env, "LOCAL_RANK", rank),
             world_size=_integer(env, "WORLD_SIZE", 1),

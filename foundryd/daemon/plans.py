@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 import time
+from collections import deque
 from collections.abc import Callable
 
+from foundryd.daemon import limits
 from foundryd.daemon.resident import Resident
 from foundryd.daemon.sealed import Sealed
 from foundryd.daemon.store import Store
@@ -14,8 +18,13 @@ from foundryd.daemon.worker import Worker
 from foundryd.errors import DaemonError, FoundrydError
 from foundryd.faults import fault
 
+log = logging.getLogger(__name__)
+
 Key = tuple[str, str, int]
 Waiter = Callable[[Sealed | FoundrydError], None]
+
+# Of the descriptors and the free memory that there are, plans that nobody asked for take one in so many at most.
+SHARE = 8
 
 
 def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) -> Sealed:
@@ -36,15 +45,28 @@ def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) ->
 class Plans:
     """Plans by (digest, variant, rank).  Used in the loop's thread only.
 
-    ``observe`` is called in the worker's thread with the seconds that computing each plan took.
+    Parameters
+    ----------
+    observe : called in the worker's thread with the seconds that computing each plan took.
+    ahead : bytes that all plans may take before one is computed that nobody asked for.
     """
 
-    def __init__(self, store: Store, worker: Worker, observe: Callable[[float], object] = lambda seconds: None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        worker: Worker,
+        observe: Callable[[float], object] = lambda seconds: None,
+        ahead: int = 0,
+    ) -> None:
         self._store = store
         self._worker = worker
         self._observe = observe
         self._plans: dict[Key, Sealed] = {}
         self._waiting: dict[Key, list[Waiter]] = {}
+        self._ahead_bytes = ahead
+        self._room = 0  # of these bytes what the machine allowed when it was last looked at
+        self._ahead: deque[tuple[Resident, str, int]] = deque()
+        self._computing_ahead = False
         self.computed = 0  # how often one was computed
 
     def request(self, resident: Resident, variant: str, rank: int, waiter: Waiter) -> None:
@@ -55,15 +77,26 @@ class Plans:
         elif key in self._waiting:
             self._waiting[key].append(waiter)
         else:
-            self._waiting[key] = [waiter]
-            self._worker.submit(
-                lambda: self._compute(resident, variant, rank), lambda result: self._finish(key, result)
-            )
+            self._start(resident, variant, rank, [waiter])
+
+    def prepare(self, resident: Resident) -> None:
+        """Computes plans of an archive before they are asked for, as many as there may be.
+
+        They are computed one at a time, so a request waits for at most one that it did not ask for.  A plan that cannot
+        be computed is left out: whoever asks for it is told why.
+        """
+        self._room = min(self._ahead_bytes, limits.available()[0] // SHARE)
+        self._ahead += [(resident, v.name, rank) for v in resident.index.variants for rank in v.rank_class.ranks]
+        self._continue()
 
     @property
     def bytes(self) -> int:
         """Shared memory that all plans take."""
         return sum(plan.size for plan in self._plans.values())
+
+    def stop_preparing(self, digest: str) -> None:
+        """Begins no more plans of an archive that nobody asked for."""
+        self._ahead = deque(entry for entry in self._ahead if entry[0].digest != digest)
 
     def forget(self, digest: str) -> None:
         """Drops the plans of an archive."""
@@ -75,6 +108,48 @@ class Plans:
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()
+
+    def _start(
+        self,
+        resident: Resident,
+        variant: str,
+        rank: int,
+        waiters: list[Waiter],
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        key = (resident.digest, variant, rank)
+        self._waiting[key] = waiters
+
+        def finish(result: Sealed | BaseException) -> None:
+            self._finish(key, result)
+            then()
+
+        self._worker.submit(lambda: self._compute(resident, variant, rank), finish)
+
+    def _continue(self) -> None:
+        """Starts the next plan that nobody asked for, unless one is being computed."""
+        while self._ahead and not self._computing_ahead:
+            resident, variant, rank = self._ahead.popleft()
+            key = (resident.digest, variant, rank)
+            if key in self._plans or key in self._waiting:
+                continue
+            if not self._room_ahead():
+                log.debug("no more plans are computed ahead: %d take %d bytes", len(self._plans), self.bytes)
+                self._ahead.clear()
+                return
+            self._computing_ahead = True
+            self._start(resident, variant, rank, [], self._prepared)
+
+    def _prepared(self) -> None:
+        self._computing_ahead = False
+        self._continue()
+
+    def _room_ahead(self) -> bool:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors != resource.RLIM_INFINITY and len(self._plans) >= descriptors // SHARE:
+            return False
+        # One more is taken to be as large as the largest.
+        return self.bytes + max((plan.size for plan in self._plans.values()), default=0) < self._room
 
     def _compute(self, resident: Resident, variant: str, rank: int) -> Sealed:
         begin = time.monotonic()

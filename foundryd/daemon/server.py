@@ -129,7 +129,7 @@ class Daemon:
     def _serve(self, lock: Lock) -> None:
         self._loop = Loop()
         self._worker = Worker(self._loop)
-        self._plans = Plans(self._store, self._worker, self._metrics.planned)
+        self._plans = Plans(self._store, self._worker, self._metrics.planned, self._limits.plans_ahead)
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
@@ -239,6 +239,9 @@ class Daemon:
                 self.attach(connection, request)
             except FoundrydError as refusal:
                 self._door.refuse(connection, refusal)
+        # Memory that came from ranks tells that they are here, with their plans.
+        if isinstance(result, Resident) and result.source == "file":
+            self._plans.prepare(result)
         initial = [i for i in self._initial if i[0] == name]
         if reply is not None:
             reply(Done(reply.id, os.getpid(), len(self._leases)) if isinstance(result, Resident) else error)
@@ -270,6 +273,7 @@ class Daemon:
             )
         resident, last = self._store.remove(request.name)
         if last:
+            self._plans.stop_preparing(resident.digest)
             self._store.offers.reopen(resident.digest)
             # In the worker's turn, for a plan of a client that left may still be computed from it.
             self._worker.submit(lambda: free(resident), lambda _: self._plans.forget(resident.digest))

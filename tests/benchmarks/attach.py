@@ -3,9 +3,11 @@
 
     python tests/benchmarks/attach.py model.foundry                    # 64 processes, five runs
     python tests/benchmarks/attach.py model.foundry --ranks 8 --json
+    python tests/benchmarks/attach.py --rules 100000 --ahead 0         # a made archive; no plan before it is asked for
 
 The ranks are processes of their own with everything imported, which wait at one gate; what is timed is ``attach``: from
 the call until archive and plan are mapped and the lease is there.  No rank does anything else before all are attached.
+CPU time is given beside it, since with few cores wall time is mostly that, and what else the machine does.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from foundryd.archive.reader import ArchiveReader
-from foundryd.daemon.client import ControlClient
 from foundryd.daemon.launch import start_daemon
 from foundryd.daemon.loop import Loop
 from foundryd.daemon.plans import Plans
@@ -35,19 +36,36 @@ RANK = """
 import json, os, sys, time
 from pathlib import Path
 from foundryd.session.client import attach
+from foundryd.settings import settings
+settings()
 run, rank, variant, gate, rest = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 os.write(1, b"ready\\n")
 os.read(gate, 1)  # until the parent closes its end
 begin, used = time.monotonic(), time.process_time()
 a = attach(runtime_dir=run, rank=rank, variant=variant, timeout=60)
 ms, cpu = (time.monotonic() - begin) * 1000, (time.process_time() - used) * 1000
+os.write(1, b"attached\\n")
 os.read(rest, 1)
 print(json.dumps({"ms": ms, "cpu_ms": cpu, "plan": len(a.plan)}), flush=True)
 """
 
 
-def at_once(run: Path, ranks: Sequence[int], variant: str) -> list[dict[str, Any]]:
-    """What each rank says after all attached at one moment."""
+def made(path: Path, rules: int) -> Path:
+    """An archive of 512 graphs for 64 ranks with about so many rules."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from synthetic import Decoder, Shape
+
+    return Decoder(Shape(affine=rules // Shape.graphs - 1, tables=1)).write(path)
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of all threads of a process so far."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+
+
+def at_once(run: Path, daemon: int, ranks: Sequence[int], variant: str) -> tuple[list[dict[str, Any]], float]:
+    """What each rank says after all attached at one moment, and the CPU time of the daemon with that pid meanwhile."""
     with ExitStack() as stack:
         gate, rest = os.pipe(), os.pipe()
         children = []
@@ -61,17 +79,17 @@ def at_once(run: Path, ranks: Sequence[int], variant: str) -> list[dict[str, Any
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
         time.sleep(0.3)
+        used = cpu_ms(daemon)
         os.close(gate[1])
-        with ControlClient(run, 60) as client:
-            end = time.monotonic() + 60
-            while len(client.status().leases) < len(ranks):
-                assert time.monotonic() < end, "not all ranks attached in time"
-                time.sleep(0.2)
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"attached\n", "not all ranks attached in time"
+        used = cpu_ms(daemon) - used
         os.close(rest[1])
         said = [json.loads(child.communicate(timeout=60)[0]) for child in children]
         os.close(gate[0])
         os.close(rest[0])
-        return said
+        return said, used
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -99,31 +117,45 @@ def plan_times(archive: Path, variant: str, ranks: Sequence[int]) -> tuple[list[
     return times
 
 
+def run_once(archive: Path, ranks: Sequence[int], variant: str) -> dict[str, float]:
+    """Figures of one daemon's life."""
+    with tempfile.TemporaryDirectory(prefix="fdy-", dir="/tmp") as folder:
+        daemon = start_daemon(Path(folder) / "run", [str(archive)], timeout=60)
+        try:
+            said, daemon_cpu = at_once(Path(folder) / "run", daemon.process.pid, ranks, variant)
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
+    times = [rank["ms"] for rank in said]
+    return {
+        "median_ms": percentile(times, 0.5),
+        "p99_ms": percentile(times, 0.99),
+        "rank_cpu_ms": sum(rank["cpu_ms"] for rank in said) / len(said),
+        "daemon_cpu_ms": daemon_cpu,
+        "plan_bytes": said[0]["plan"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("archive", type=Path)
+    parser.add_argument("archive", type=Path, nargs="?")
+    parser.add_argument("--rules", type=int, help="instead of an archive: make one with about so many")
     parser.add_argument("--ranks", type=int, help="how many, by default the variant's world")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--ahead", type=int, help="FOUNDRYD_PLANS_AHEAD of the daemon, in bytes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with ArchiveReader.open(options.archive) as reader:
-        variant = reader.index.variants[0]
-    ranks = variant.rank_class.ranks[: options.ranks]
-    plans, kept = plan_times(options.archive, variant.name, ranks)
-    runs = []
-    for _ in range(options.runs):
-        with tempfile.TemporaryDirectory(prefix="fdy-", dir="/tmp") as folder:
-            daemon = start_daemon(Path(folder) / "run", [str(options.archive)], timeout=60)
-            try:
-                said = at_once(Path(folder) / "run", ranks, variant.name)
-            finally:
-                daemon.process.kill()
-                daemon.process.wait()
-        times = [rank["ms"] for rank in said]
-        runs.append({
-            "median_ms": percentile(times, 0.5), "p99_ms": percentile(times, 0.99),
-            "rank_cpu_ms": sum(rank["cpu_ms"] for rank in said) / len(said),
-        })  # fmt: skip
+    if (options.archive is None) == (options.rules is None):
+        parser.error("give an archive or --rules")
+    if options.ahead is not None:
+        os.environ["FOUNDRYD_PLANS_AHEAD"] = str(options.ahead)
+    with tempfile.TemporaryDirectory(prefix="fdy-") as folder:
+        archive = options.archive or made(Path(folder) / "made.foundry", options.rules)
+        with ArchiveReader.open(archive) as reader:
+            variant = reader.index.variants[0]
+        ranks = variant.rank_class.ranks[: options.ranks]
+        plans, kept = plan_times(archive, variant.name, ranks)
+        runs = [run_once(archive, ranks, variant.name) for _ in range(options.runs)]
     figures = {
         "ranks": len(ranks), "cores": len(os.sched_getaffinity(0)), "runs": runs,
         "plan_first_ms": plans[0], "plan_ms": percentile(plans, 0.5), "plan_p99_ms": percentile(plans, 0.99),
@@ -138,7 +170,8 @@ def main() -> None:
     )
     for run in runs:
         print(
-            "attach {median_ms:6.1f} ms median {p99_ms:6.1f} ms p99, {rank_cpu_ms:.2f} ms of CPU a rank".format(**run)
+            "attach {median_ms:6.1f} ms median {p99_ms:6.1f} ms p99; CPU {rank_cpu_ms:.2f} ms a rank, "
+            "{daemon_cpu_ms:.0f} ms daemon; plans of {plan_bytes} bytes".format(**run)
         )
 
 

@@ -48,6 +48,12 @@ def status_json(runtime_dir):
     return json.loads(subprocess.run(line, check=True, capture_output=True, timeout=30).stdout)
 
 
+@pytest.fixture(autouse=True)
+def plans_when_asked_for(monkeypatch):
+    """A plan is computed when a rank asks, so that it meets the fault; before that: ``test_plans_ahead.py``."""
+    monkeypatch.setenv("FOUNDRYD_PLANS_AHEAD", "0")
+
+
 @pytest.fixture
 def armed(monkeypatch, start):
     """Starts a daemon with a fault armed; this process is not."""

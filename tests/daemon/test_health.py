@@ -52,6 +52,11 @@ def tcp_sockets():
     return [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
 
 
+@pytest.fixture(autouse=True)
+def plans_when_asked_for(monkeypatch):
+    monkeypatch.setenv("FOUNDRYD_PLANS_AHEAD", "0")
+
+
 @pytest.fixture
 def port(start, archive):
     return start(archive, http=0).status.http_port

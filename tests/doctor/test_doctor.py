@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +22,6 @@ from foundryd.doctor.elf import defines
 from foundryd.doctor.finding import Level, Surroundings
 
 CHECKS = {"driver", "gpu", "nccl", "nvshmem", "torch", "shm", "memory", "hook", "preload", "runtime", "daemon"}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="fdy-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def clean(**changes: str) -> dict[str, str]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +18,12 @@ from foundryd.daemon.messages import PHASES
 
 
 @pytest.fixture
-def served(pair) -> Iterator[tuple[Path, Started]]:
+def served(pair, folder) -> Iterator[tuple[Path, Started]]:
     """A daemon that serves the archive of two ranks, with metrics."""
-    folder = Path(tempfile.mkdtemp(prefix="fdy-", dir="/tmp"))
     started = start_daemon(folder / "run", [f"pair={pair.path}"], http=0, timeout=60)
     yield folder / "run", started
     started.process.kill()
     started.process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def samples(started: Started) -> dict[tuple[str, str], float]:

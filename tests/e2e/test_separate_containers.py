@@ -89,11 +89,9 @@ def interpreter() -> dict[Path, None]:
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """What both containers see: a volume, with a short name."""
-    path = Path(tempfile.mkdtemp(prefix="fdy-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def shared(folder: Path) -> Path:
+    """What both containers see: a volume."""
+    return folder
 
 
 @pytest.fixture

@@ -85,6 +85,19 @@ __attribute__((optimize("optimize-sibling-calls"))) void *dlsym(void *handle, co
 }
 """
 
+# A library that takes dl_iterate_phdr, as the thread sanitizer does, and looks for the real one when it is first called.
+OBJECTS = """
+#include <dlfcn.h>
+#include <link.h>
+unsigned long iterations;
+int dl_iterate_phdr(int (*look)(struct dl_phdr_info *, size_t, void *), void *data) {
+  static int (*real)(int (*)(struct dl_phdr_info *, size_t, void *), void *);
+  if (!real) real = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+  ++iterations;
+  return real(look, data);
+}
+"""
+
 # Opens the driver late, through a library that is opened late, and says where its memory is.
 PLUGIN = """
 #include "probe.h"
@@ -188,6 +201,17 @@ def test_without_a_mode_nothing_changes_for_the_others(
         )
         assert not BASE <= address < END
         assert allocations > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_library_before_the_list_of_objects_may_look_for_it_late(
+    hooked: Any, starter: list[Path], compile_c: Compile, way: str
+) -> None:
+    program, plugin = starter
+    objects = compile_c("libobjects.so", OBJECTS)
+    for order in orders(hooked, objects):
+        stdout = hooked.program([program, way, plugin], env=preloaded(hooked, order)).stdout
+        assert BASE <= int(stdout.split()[0]) < END, order
 
 
 @pytest.mark.parametrize("way", WAYS)

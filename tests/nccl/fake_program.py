@@ -419,3 +419,4 @@ def check_own_driver_calls_count_as_communication() -> None:
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
+    print(f"{sys.argv[1]} holds")

@@ -12,4 +12,5 @@ CHECKS = re.findall(r"^def (check_\w+)", (Path(__file__).parent / "fake_program.
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_fake(check: str, run_ranks: Callable[..., list[str]]) -> None:
-    run_ranks("fake_program", check, 1)
+    (said,) = run_ranks("fake_program", check, 1)
+    assert f"{check} holds" in said.splitlines()

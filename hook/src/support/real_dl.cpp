@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dlsym cannot be asked for the real dlsym, because any way of asking goes through the hook's own: the C library's
-// symbol table is read instead.
+// symbol table is read instead.  Nor is dl_iterate_phdr asked for where that is: others stand before it too, and look
+// for the real one by dlsym.
 #include "support/real_dl.h"
 
 #include <dlfcn.h>
@@ -26,22 +27,18 @@ struct Tables {
   const uint32_t *hash = nullptr;
 };
 
-Tables tables_of(const dl_phdr_info &object) {
+Tables tables_of(const link_map &object) {
   Tables out;
-  for (int i = 0; i < object.dlpi_phnum; ++i) {
-    if (object.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    auto entry = reinterpret_cast<const ElfW(Dyn) *>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
-    for (; entry->d_tag != DT_NULL; ++entry) {
-      // glibc has relocated these pointers in place.
-      if (entry->d_tag == DT_SYMTAB) out.symbols = reinterpret_cast<const ElfW(Sym) *>(entry->d_un.d_ptr);
-      if (entry->d_tag == DT_STRTAB) out.strings = reinterpret_cast<const char *>(entry->d_un.d_ptr);
-      if (entry->d_tag == DT_GNU_HASH) out.hash = reinterpret_cast<const uint32_t *>(entry->d_un.d_ptr);
-    }
+  for (const ElfW(Dyn) *entry = object.l_ld; entry && entry->d_tag != DT_NULL; ++entry) {
+    // glibc has relocated these pointers in place.
+    if (entry->d_tag == DT_SYMTAB) out.symbols = reinterpret_cast<const ElfW(Sym) *>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_STRTAB) out.strings = reinterpret_cast<const char *>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_GNU_HASH) out.hash = reinterpret_cast<const uint32_t *>(entry->d_un.d_ptr);
   }
   return out;
 }
 
-void *defined_in(const dl_phdr_info &object, const char *name) {
+void *defined_in(const link_map &object, const char *name) {
   const Tables tables = tables_of(object);
   if (!tables.symbols || !tables.strings || !tables.hash) return nullptr;
   const uint32_t bucket_count = tables.hash[0], first = tables.hash[1], bloom_words = tables.hash[2];
@@ -54,7 +51,7 @@ void *defined_in(const dl_phdr_info &object, const char *name) {
     const uint32_t link = chains[at - first];
     const ElfW(Sym) &symbol = tables.symbols[at];
     if ((link | 1) == (hash | 1) && symbol.st_shndx != SHN_UNDEF && same(tables.strings + symbol.st_name, name))
-      return reinterpret_cast<void *>(object.dlpi_addr + symbol.st_value);
+      return reinterpret_cast<void *>(object.l_addr + symbol.st_value);
     if (link & 1) return nullptr;
   }
 }
@@ -65,27 +62,26 @@ bool starts_with(const char *text, const char *start) {
   return !*start;
 }
 
-struct Search {
-  const char *name;
-  void *found;
-};
-
 // libc.so.6 has them since glibc 2.34, libdl.so.2 before.
-int look(dl_phdr_info *object, size_t, void *data) {
-  auto &search = *static_cast<Search *>(data);
-  if (!object->dlpi_name) return 0;
-  const char *file = object->dlpi_name;
+bool may_have_them(const link_map &object) {
+  const char *file = object.l_name ? object.l_name : "";
   for (const char *at = file; *at; ++at)
     if (*at == '/') file = at + 1;
-  if (!starts_with(file, "libc.so") && !starts_with(file, "libdl.so")) return 0;
-  search.found = defined_in(*object, search.name);
-  return search.found != nullptr;
+  return starts_with(file, "libc.so") || starts_with(file, "libdl.so");
 }
 
+// The C library is among what a program starts with, which comes first in the list and stays, so that it takes no lock.
 void *find(const char *name) {
-  Search search{name, nullptr};
-  dl_iterate_phdr(look, &search);
-  return search.found;
+  Dl_info info{};
+  void *own = nullptr;
+  if (!dladdr1(reinterpret_cast<void *>(&find), &info, &own, RTLD_DL_LINKMAP)) return nullptr;
+  auto object = static_cast<const link_map *>(own);
+  while (object && object->l_prev) object = object->l_prev;
+  for (; object; object = object->l_next) {
+    if (!may_have_them(*object)) continue;
+    if (void *found = defined_in(*object, name)) return found;
+  }
+  return nullptr;
 }
 
 }  // namespace
