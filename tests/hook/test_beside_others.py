@@ -85,7 +85,7 @@ __attribute__((optimize("optimize-sibling-calls"))) void *dlsym(void *handle, co
 }
 """
 
-# A library that takes dl_iterate_phdr, as the thread sanitizer does, and looks for the real one when it is first called.
+# A library that takes dl_iterate_phdr, as the thread sanitizer does, and looks for the real one at its first call.
 OBJECTS = """
 #include <dlfcn.h>
 #include <link.h>
