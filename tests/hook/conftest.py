@@ -38,8 +38,9 @@ class Hooked:
         first = [p for p in os.environ.get("SANITIZER_PRELOAD", "").split(":") if p]
         env["LD_PRELOAD"] = ":".join(str(p) for p in [*first, *([self.hook] if hook else []), *preload])
         # And arenas lie where it has nothing.
-        if "SANITIZER_ARENA_BASE" in os.environ:
-            env["FOUNDRYD_ARENA_BASE"] = os.environ["SANITIZER_ARENA_BASE"]
+        for name in ("ARENA_BASE", "ARENA_STRIDE"):
+            if f"SANITIZER_{name}" in os.environ:
+                env[f"FOUNDRYD_{name}"] = os.environ[f"SANITIZER_{name}"]
         env["LD_LIBRARY_PATH"] = str(self.driver)
         env["PYTHONPATH"] = str(HERE / "child")
         if mode:

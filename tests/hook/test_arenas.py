@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-STRIDE = 256 << 30
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 GRANULE = 2 << 20
 
 
@@ -308,7 +308,7 @@ def test_an_address_that_is_taken_stops_a_capture_with_a_reason(hooked: Any) -> 
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-    taken = fdy.BASE + fdy.given() * (256 << 30) + (1 << 30)
+    taken = fdy.BASE + fdy.given() * fdy.STRIDE + (1 << 30)
     assert libc.mmap(taken, 4096, 0, 0x100022, -1, 0) == taken
     soft.start()
     code, address = soft.cu.cuMemAlloc(4096)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-END = BASE + 6 * (256 << 30)
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
+END = BASE + 6 * STRIDE
 
 Compile = Callable[..., Path]
 
@@ -85,7 +86,7 @@ __attribute__((optimize("optimize-sibling-calls"))) void *dlsym(void *handle, co
 }
 """
 
-# A library that takes dl_iterate_phdr, as the thread sanitizer does, and looks for the real one at its first call.
+# A library that takes dl_iterate_phdr, as the thread sanitizer does, and looks for the real one when that is called.
 OBJECTS = """
 #include <dlfcn.h>
 #include <link.h>

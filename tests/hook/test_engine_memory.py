@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-STRIDE = 256 << 30
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 GRANULE = 2 << 20
 PIECE = 20 << 20
 TORCH = (141 << 30) * 9 // 8 // PIECE * PIECE
@@ -268,7 +268,7 @@ address = soft.malloc(4 << 20)
 fdy.upload(address, b"still here")
 memory = soft.ok(cu.cuMemCreate(SMALL, properties(), 0))
 codes = [cu.cuMemUnmap(address, 4 << 20)[0].name, cu.cuMemMap(address, SMALL, 0, memory, 0)[0].name,
-         cu.cuMemAddressFree(address, 4 << 20)[0].name, cu.cuMemAddressFree(fdy.BASE, 5 * (256 << 30))[0].name]
+         cu.cuMemAddressFree(address, 4 << 20)[0].name, cu.cuMemAddressFree(fdy.BASE, 5 * fdy.STRIDE)[0].name]
 fdy.answer([codes, fdy.download(address, 10).decode()])
 """,
         "capture",

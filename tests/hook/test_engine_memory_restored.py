@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-STRIDE = 256 << 30
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 GRANULE = 2 << 20
 PIECE = 20 << 20
 DEFAULT, WEIGHTS, KV, IO, GRAPH = range(5)
@@ -58,7 +58,7 @@ RESTORE = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 fdy.answer([play(steps), fdy.divergence()])
 """
@@ -161,7 +161,7 @@ HELD = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 play(steps)
 before = soft.free_memory()
@@ -205,7 +205,7 @@ def test_an_engine_that_sleeps_and_wakes_gets_its_memory_back_and_its_place_agai
     asleep, back, divergence, place = hooked.python(
         PLAYER
         + """
-fdy.set_layout(fdy.BASE, 256 << 30, fdy.given())
+fdy.set_layout(fdy.BASE, fdy.STRIDE, fdy.given())
 soft.start()
 with fdy.arena(fdy.KV):
     segment = Segment()
@@ -257,7 +257,7 @@ def test_a_layout_is_checked_before_it_is_believed(hooked: Any) -> None:
         out = []
         for one in fdy.given():
             try:
-                fdy.set_layout(fdy.BASE, 256 << 30, one)
+                fdy.set_layout(fdy.BASE, fdy.STRIDE, one)
                 out.append("ok")
             except fdy.HookError as error:
                 out.append(error.status)
@@ -279,7 +279,7 @@ def test_a_layout_whose_reservations_are_taken_is_refused_and_the_engine_runs(ho
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
         recorded, taken = fdy.given()
         assert libc.mmap(taken, 4096, 0, 0x100022, -1, 0) == taken
-        fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+        fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
         soft.start()
         segment = Segment()
         segment.grow(2)
@@ -347,7 +347,7 @@ RESTORED = (
     GRAPHS
     + """
     graph, record, layout, content, scratch = given()
-    fdy.set_layout(fdy.BASE, 256 << 30, layout)
+    fdy.set_layout(fdy.BASE, fdy.STRIDE, layout)
     start()
     own = Segment()  # a library's, in the arena that only the recording process had used
     own.grow()
@@ -436,7 +436,7 @@ def test_nothing_is_ever_given_out_inside_a_held_range(
         PLAYER
         + """
 recorded, steps, after = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 made = play(steps)
 divergence = fdy.divergence()[0]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-STRIDE = 256 << 30
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 GRANULE = 2 << 20
 WEIGHTS, KV, IO, GRAPH, HOST, DEFAULT = 1, 2, 3, 4, 5, 0
 
@@ -37,7 +37,7 @@ def play(steps):
                     made.append(soft.malloc(size))
         else:
             address = made[step[1]]
-            soft.ok(cu.cuMemFreeHost(address)) if address >= fdy.BASE + 5 * (256 << 30) else soft.free(address)
+            soft.ok(cu.cuMemFreeHost(address)) if address >= fdy.BASE + 5 * fdy.STRIDE else soft.free(address)
     return made
 """
 
@@ -47,7 +47,7 @@ RESTORE = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 made = play(steps)
 fdy.answer([made, fdy.divergence()])
@@ -136,7 +136,7 @@ HELD = (
     PLAYER
     + """
 recorded, steps = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 play(steps)
 before = soft.free_memory()
@@ -190,7 +190,7 @@ def test_an_engine_that_frees_what_graphs_use_is_found_out_and_cannot_hurt_them(
         PLAYER
         + """
 recorded, steps = fdy.given()
-fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
 soft.start()
 made = play(steps)
 fdy.upload(made[1], b"weights!")
@@ -227,12 +227,12 @@ def test_a_layout_is_checked_before_it_is_believed(hooked: Any, recorded: list[l
             except fdy.HookError as error:
                 out.append(error.status)
         for one in bad:
-            attempt(fdy.BASE, 256 << 30, one)
-        attempt(12345, 256 << 30, [])
+            attempt(fdy.BASE, fdy.STRIDE, one)
+        attempt(12345, fdy.STRIDE, [])
         attempt(fdy.BASE, 1 << 60, [])
-        attempt(fdy.BASE, 256 << 30, good)
+        attempt(fdy.BASE, fdy.STRIDE, good)
         soft.start()
-        attempt(fdy.BASE, 256 << 30, good)
+        attempt(fdy.BASE, fdy.STRIDE, good)
         fdy.answer(out)
         """,
         "restore",
@@ -247,7 +247,7 @@ def test_only_a_restoring_process_takes_a_layout(hooked: Any, mode: str | None) 
         """
         import fdyhook as fdy
         try:
-            fdy.set_layout(fdy.BASE, 256 << 30, [])
+            fdy.set_layout(fdy.BASE, fdy.STRIDE, [])
         except fdy.HookError as error:
             fdy.answer(error.status)
         """,
@@ -264,7 +264,7 @@ def test_a_layout_whose_place_is_taken_is_refused_and_the_engine_runs(hooked: An
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
         assert libc.mmap(fdy.BASE, 4096, 0, 0x100022, -1, 0) == fdy.BASE
-        fdy.set_layout(fdy.BASE, 256 << 30, fdy.given())
+        fdy.set_layout(fdy.BASE, fdy.STRIDE, fdy.given())
         soft.start()
         with fdy.arena(fdy.WEIGHTS):
             address = soft.malloc(1000)
@@ -317,7 +317,7 @@ RANDOM_RESTORE = (
     + """
 def run(given):
     recorded, before, after = given
-    fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+    fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
     soft.start()
     play(before)
     divergence = fdy.divergence()[0]

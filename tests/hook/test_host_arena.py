@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-HOST = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0) + 5 * (256 << 30)
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
+HOST = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0) + 5 * STRIDE
 GRANULE = 2 << 20
 
 ALLOCATE = """
@@ -26,7 +27,7 @@ def test_addresses_are_the_same_in_every_process(hooked: Any) -> None:
     # On whole pages, as the driver's own.
     assert first == [HOST, HOST + 4096, HOST + GRANULE, HOST + 3 * 4096, HOST + 4096]
     assert first == hooked.python(ALLOCATE, "capture")
-    assert not any(HOST <= a < HOST + (256 << 30) for a in hooked.python(ALLOCATE, None))
+    assert not any(HOST <= a < HOST + STRIDE for a in hooked.python(ALLOCATE, None))
 
 
 def test_the_host_writes_and_the_device_reads(hooked: Any) -> None:
@@ -63,7 +64,7 @@ def test_staging_buffers_beyond_the_recording_disturb_nothing(hooked: Any) -> No
         """
         import os, fdyhook as fdy, soft
         recorded = fdy.given()
-        fdy.set_layout(fdy.BASE, 256 << 30, recorded)
+        fdy.set_layout(fdy.BASE, fdy.STRIDE, recorded)
         read, write = os.pipe()
         if os.fork() == 0:
             soft.start()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
-END = BASE + 6 * (256 << 30)
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
+END = BASE + 6 * STRIDE
 
 Compile = Callable[..., Path]
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-BASE, STRIDE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0), 256 << 30
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 FIRST_WINDOW = BASE + 6 * STRIDE
 DEFAULT, WEIGHTS, KV, IO, GRAPH, HOST = range(6)
 EIGHTHS = {DEFAULT: 0, WEIGHTS: 2, KV: 4, IO: 6, GRAPH: 7}

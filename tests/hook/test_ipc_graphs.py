@@ -8,7 +8,8 @@ import struct
 from typing import Any
 
 IO, GRAPH = 3, 4
-BASE, STRIDE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0), 256 << 30
+BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
+STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 GRAPH_BASE = BASE + GRAPH * STRIDE
 
 # Rank 1: out = own * 31 + peer's, and a copy of the peer's; out of its own window it reads its own memory.

@@ -319,11 +319,12 @@ def test_calls_are_counted(hooked: Any) -> None:
     found = hooked.graphs(
         """
         start()
-        module, out = Module(), malloc(8)
+        # Each has memory of its own, for nothing puts their streams in order.
+        module, out = Module(), [malloc(8) for _ in range(3)]
         mad = module.function("mad")
-        launch(mad, stream(), u64(out, 1, 1))
-        launch_extra(mad, stream(), struct.pack("<QQQ", out, 1, 1))
-        graph = capture(lambda s: launch_with(mad, s, u64(out, 1, 1), []))
+        launch(mad, stream(), u64(out[0], 1, 1))
+        launch_extra(mad, stream(), struct.pack("<QQQ", out[1], 1, 1))
+        graph = capture(lambda s: launch_with(mad, s, u64(out[2], 1, 1), []))
         replay(graph, times=3)
         answer(hook.report().engine)
         """,

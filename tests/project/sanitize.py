@@ -24,18 +24,21 @@ CORE = ["tests/rankpatch/test_core_agrees_with_numpy.py", "tests/rankpatch/test_
 HOOK = ["tests/driver", "tests/hook"]
 # Another allocator in front of malloc, which is the sanitizer's own.
 OWN_MALLOC = ["--deselect=tests/hook/test_beside_others.py"]
-# Of the thread sanitizer's memory: where the driver's is, and how much there is of it.
+# Of the thread sanitizer's memory: where the driver's is, and how much there is of it; places of arenas and of
+# reservations that it does not let programs have.
 OWN_PLACES = [
+    "--deselect=tests/hook/test_engine_memory.py",
+    "--deselect=tests/hook/test_engine_memory_restored.py",
+    "--deselect=tests/hook/test_arenas.py::test_the_choice_of_an_arena_nests_and_belongs_to_the_thread",
+    "--deselect=tests/hook/test_arenas.py::test_base_and_stride_come_from_the_environment",
     "--deselect=tests/driver/test_processes_differ.py::test_addresses_differ_and_leave_fixed_ranges_alone",
     "--deselect=tests/driver/test_sharing.py::test_nothing_leaks_over_many_allocations",
 ]
-# Not the hook with the thread sanitizer, which lets programs have memory at few addresses, 1.5 TiB in one piece: arenas
-# and the windows of peers do not fit.
 TESTS = {
     "undefined": [*CORE, *HOOK],
     "address": [*CORE, *HOOK, *OWN_MALLOC],
     "address,undefined": [*CORE, *HOOK, *OWN_MALLOC],
-    "thread": [*CORE, "tests/driver", *OWN_PLACES],
+    "thread": [*CORE, *HOOK, *OWN_MALLOC, *OWN_PLACES],
 }
 # Memory that is alive at the end is the interpreter's.  An abort is what a test sees as a failure.
 OPTIONS = {
@@ -44,7 +47,9 @@ OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1",
 }
 # The address sanitizer has its heap where arenas lie by default: they come before it, and before the software driver's.
-ARENA_BASE = {"address": "0x110000000000", "address,undefined": "0x110000000000"}
+# The thread sanitizer lets programs have memory at few addresses: here from 0x550000000000 to where programs lie.
+ARENA_BASE = {"address": "0x110000000000", "address,undefined": "0x110000000000", "thread": "0x550000000000"}
+ARENA_STRIDE = {"thread": str(2 << 30)}  # so arenas, windows of peers and reservations take 220 GiB
 LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}
 
 
@@ -107,8 +112,9 @@ def main() -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")} | OPTIONS
     # Tests that start programs of their own take the second one over.
     env |= {"LD_PRELOAD": first, "SANITIZER_PRELOAD": first, "PYTHONMALLOC": "malloc"}
-    if options.sanitizer in ARENA_BASE:
-        env["SANITIZER_ARENA_BASE"] = ARENA_BASE[options.sanitizer]
+    for name, values in (("ARENA_BASE", ARENA_BASE), ("ARENA_STRIDE", ARENA_STRIDE)):
+        if options.sanitizer in values:
+            env[f"SANITIZER_{name}"] = values[options.sanitizer]
     tests = options.tests or TESTS[options.sanitizer]
     # The thread sanitizer of older compilers does not know the addresses of a system that chooses them freely.
     start = ["setarch", "-R"] if options.sanitizer == "thread" else []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 # Where the arenas lie unless a test says otherwise.
 BASE = int(os.environ.get("FOUNDRYD_ARENA_BASE", "0x600000000000"), 0)
+STRIDE = int(text) if (text := os.environ.get("FOUNDRYD_ARENA_STRIDE", "")).isdigit() else 256 << 30
 ARENAS = ("default", "weights", "kv", "io", "graph", "host")
 DEFAULT, WEIGHTS, KV, IO, GRAPH, HOST = range(6)
 KINDS = ("none", "size", "extra", "missing", "lifetime", "address")
