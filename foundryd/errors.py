@@ -79,14 +79,14 @@ class CaptureError(FoundrydError):
 class UnexplainedWord(CaptureError):
     """A word differs between ranks and no rule explains it.
 
-    ``block`` is that word's.  ``proof_failed``: it differs between captures of one rank too, and was not proven
+    ``block`` is that word's, -1 where only the message came over the wire.  ``proof_failed``: it differs between captures of one rank too, and was not proven
     harmless.  ``strays`` are the words, (block, offset, bytes), that follow no rule and may be garbage.
     """
 
     reason = "unexplained_word"
 
     def __init__(
-        self, message: str, *, block: int, proof_failed: bool = False, strays: Sequence[tuple[int, int, int]] = ()
+        self, message: str, *, block: int = -1, proof_failed: bool = False, strays: Sequence[tuple[int, int, int]] = ()
     ) -> None:
         super().__init__(message)
         self.block = block

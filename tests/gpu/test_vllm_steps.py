@@ -139,7 +139,9 @@ def context(script, tmp_path, monkeypatch):
     (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": 1000}))
     monkeypatch.setattr(steps, "ANSWERS", engine)
     monkeypatch.setattr(script("servers"), "SETTLE", 1.0)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    # An empty entry would be the working directory.
+    paths = [str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", ":".join(paths))
     monkeypatch.setenv("ARCHIVED", str(tmp_path / "archived.json"))
     monkeypatch.setenv("GPU", str(tmp_path / "nvidia-uvm"))
     results = script("results").Results(tmp_path)
