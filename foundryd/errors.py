@@ -79,8 +79,9 @@ class CaptureError(FoundrydError):
 class UnexplainedWord(CaptureError):
     """A word differs between ranks and no rule explains it.
 
-    ``block`` is that word's, -1 where only the message came over the wire.  ``proof_failed``: it differs between captures of one rank too, and was not proven
-    harmless.  ``strays`` are the words, (block, offset, bytes), that follow no rule and may be garbage.
+    ``block`` is that word's, -1 where only the message came over the wire.  ``proof_failed``: it differs between
+    captures of one rank too, and was not proven harmless.  ``strays`` are the words, (block, offset, bytes), that
+    follow no rule and may be garbage.
     """
 
     reason = "unexplained_word"

@@ -44,7 +44,7 @@ import json
 print(json.dumps(dict(VllmFacts("0.22.1", VllmConfig(), {}).identity_facts()), sort_keys=True))
 """
     for seed in ("1", "2"):
-        path = ":".join([*standin, os.environ.get("PYTHONPATH", "")])
+        path = ":".join([*standin, *filter(None, [os.environ.get("PYTHONPATH")])])
         env = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100, check=True
