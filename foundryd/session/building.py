@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
 class Needs:
     """Numbers of an archive's functions and symbols: integers [functions] and [symbols], each once."""
 
-    functions: np.ndarray
-    symbols: np.ndarray
+    functions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    symbols: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Bindings:
@@ -94,7 +94,7 @@ class Bindings:
         Raises ``ArchiveFormatError`` if one does not fit, and what ``need`` raises.
         """
         if not self.symbols.all():
-            self.need(Needs(np.zeros(0, int), distinct(relocations["symbol"])))
+            self.need(Needs(symbols=distinct(relocations["symbol"])))
         try:
             _rankpatch.relocate(block, relocations, self.symbols)
         except ValueError as error:

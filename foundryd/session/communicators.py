@@ -21,14 +21,12 @@ class Here:
     Attributes
     ----------
     slot : its place among those that this process made.
-    handle : ncclComm_t.
     size : how many ranks it joins, 0 if the library cannot say.
     ranks : their world ranks as declared, in the communicator's order; empty if nobody declared them.
     declared : its place in the order of declarations, or None.
     """
 
     slot: int
-    handle: int
     size: int
     ranks: tuple[int, ...]
     declared: int | None
@@ -40,7 +38,6 @@ def communicators(hook: _hook.Hook) -> list[Here]:
     return [
         Here(
             int(c["slot"]),
-            int(c["handle"]),
             int(c["size"]),
             tuple(ranks[c["member_first"] : c["member_first"] + c["member_count"]].tolist()),
             None if c["declared"] == _hook.NONE else int(c["declared"]),

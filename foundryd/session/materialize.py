@@ -102,7 +102,7 @@ class Materializer:
         if len(self.comm_ops):
             # A library comes into the context with the first of its functions.
             firsts = {function.module: number for number, function in reversed(list(enumerate(variant.functions)))}
-            self._needs.append(Needs(np.array(sorted(firsts.values()), int), np.zeros(0, int)))
+            self._needs.append(Needs(np.array(sorted(firsts.values()), int)))
 
     def bind_functions(self) -> None:
         """Loads the functions that come first in full, resolves symbols and puts changed globals in place."""

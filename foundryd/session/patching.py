@@ -14,7 +14,6 @@ from foundryd.session.building import Bindings, Needs, distinct
 from foundryd.session.executables import Member
 
 _KERNEL = int(_hook.NodeType.KERNEL)
-_NOTHING = np.zeros(0, np.uint32)
 
 
 class MemberBlocks:
@@ -50,7 +49,7 @@ class MemberBlocks:
         """
         memory, graph = self._filled(member)
         if not bindings.functions.all():
-            bindings.need(Needs(_functions(graph), _NOTHING))
+            bindings.need(Needs(_functions(graph)))
         bindings.relocate(memory, self.relocations_of(member.place))
         return graph
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 
 def test_a_first_use_of_a_library_waits_for_the_context(program: Any) -> None:
     """Bringing its code into the context synchronises."""
@@ -32,8 +34,9 @@ def test_a_first_use_of_a_library_waits_for_the_context(program: Any) -> None:
     assert program(source) == [True, True]
 
 
-def test_a_function_of_a_module_is_loaded_beside_work(program: Any) -> None:
-    """The module is in the context, so its functions wait for nobody."""
+@pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
+def test_a_function_of_a_module_is_loaded_beside_work(program: Any, loading: str) -> None:
+    """The module is in the context, so its functions wait for nobody, or were loaded with it."""
     source = """
         start(); module = load()
         stream, other = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
@@ -45,7 +48,7 @@ def test_a_function_of_a_module_is_loaded_beside_work(program: Any) -> None:
         gate.open(); ok(cu.cuCtxSynchronize())
         answer([launched, still, words(target, 1)])
     """
-    assert program(source) == ["SUCCESS", "NOT_READY", [9]]
+    assert program(source, CUDA_MODULE_LOADING=loading) == ["SUCCESS", "NOT_READY", [9]]
 
 
 def test_launches_wait_while_code_comes_into_the_context(program: Any) -> None:
@@ -72,21 +75,6 @@ def test_launches_wait_while_code_comes_into_the_context(program: Any) -> None:
         answer([early, loaded.is_set(), launched.is_set(), words(target, 1)])
     """
     assert program(source) == [[False, False], True, True, [1]]
-
-
-def test_eager_loading_has_no_first_use(program: Any) -> None:
-    source = """
-        start(); module = load()
-        stream, other = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
-        target = int(ok(cu.cuMemAlloc(64)))
-        gate = Gate(module, stream)
-        launched = code(launch(function(module, "never_loaded"), other, target))
-        ok(cu.cuStreamSynchronize(other))
-        still = code(cu.cuStreamQuery(stream))
-        gate.open(); ok(cu.cuCtxSynchronize())
-        answer([launched, still, words(target, 1)])
-    """
-    assert program(source, CUDA_MODULE_LOADING="EAGER") == ["SUCCESS", "NOT_READY", [9]]
 
 
 def test_waiting_takes_no_processor(program: Any) -> None:
