@@ -376,13 +376,21 @@ SCRATCH = (
     ),
 )
 
+
+def _runner(module: str) -> tuple[Seam, ...]:
+    """What both of vLLM's runners have."""
+    return (
+        Seam(module, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
+        Seam(module, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
+        Seam(module, "GPUModelRunner", "profile_run", ("self",), _profile_run),
+        Seam(module, "GPUModelRunner", "capture_model", ("self",), _capture_model),
+    )
+
+
 # One of these two, as vLLM chooses its runner.
 V1 = (
-    Seam(_V1_RUNNER, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
-    Seam(_V1_RUNNER, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
-    Seam(_V1_RUNNER, "GPUModelRunner", "profile_run", ("self",), _profile_run),
+    *_runner(_V1_RUNNER),
     Seam(_V1_RUNNER, "GPUModelRunner", "profile_cudagraph_memory", ("self",), _profile_cudagraph_memory),
-    Seam(_V1_RUNNER, "GPUModelRunner", "capture_model", ("self",), _capture_model),
     Seam(
         _V1_RUNNER,
         "GPUModelRunner",
@@ -392,10 +400,7 @@ V1 = (
     ),
 )
 V2 = (
-    Seam(_V2_RUNNER, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
-    Seam(_V2_RUNNER, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
-    Seam(_V2_RUNNER, "GPUModelRunner", "profile_run", ("self",), _profile_run),
-    Seam(_V2_RUNNER, "GPUModelRunner", "capture_model", ("self",), _capture_model),
+    *_runner(_V2_RUNNER),
     Seam(_V2_RUNNER, "", "init_model_state", ("vllm_config", "model"), _init_model_state),
     Seam(_WORKER, "", "warmup_kernels", ("model_runner",), _part("steps")),
     Seam(
