@@ -24,7 +24,7 @@ from foundryd.capture.rehearsal import Rehearsal
 from foundryd.capture.snapshots import Bytes, Memory
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.infer import RankView
-from foundryd.rankpatch.noise import Strays, noise_candidates, stray_candidates
+from foundryd.rankpatch.noise import Strays, address_candidates, noise_candidates, stray_candidates
 from foundryd.session.building import Bindings, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
@@ -200,7 +200,8 @@ class _Suspects:
         noise = noise_candidates(view, views[0], fields, others=views[1:])
         places = {graph: place for place, graph in enumerate(mine)}
         own = [(places[block], offset, width) for block, offset, width in strays if block in places]
-        extra = stray_candidates(view, views, own, noise)
+        beside = address_candidates([view, *views], noise)
+        extra = np.concatenate([beside, stray_candidates(view, views, own, np.concatenate([noise, beside]))])
         for rows in (noise, extra):
             rows["block"] = numbers[rows["block"]]
         in_kernels = np.zeros(len(extra), bool)

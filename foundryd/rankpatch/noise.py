@@ -37,6 +37,9 @@ Strays = Sequence[tuple[int, int, int]]
 
 HALVES = (0x0F, 0xF0)
 
+ADDRESSES = (0x5500_0000_0000, 1 << 48)
+"""Where the heaps, stacks and libraries of a 64-bit Linux process lie."""
+
 
 def noise_candidates(
     view: RankView,
@@ -80,6 +83,28 @@ def noise_candidates(
         mine = slice(begin, end)
         chosen = positions_of(words.offset[mine], suspect[mine])
         rows.append(_runs(number, chosen))
+    return np.concatenate(rows)
+
+
+def address_candidates(captures: Sequence[RankView], noise: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Bytes beside ``noise`` in which ranks differ, in what looks like one stale address, as ``noise_dtype``.
+
+    Two processes put their heaps within the same 4 GiB once in a few hundred times, so two captures of one rank may
+    differ in the low half of an address alone.  Whatever else is beside noise may be a number that a kernel reads.
+    The first capture is the one whose bytes would be perturbed.
+    """
+    rows = [_no_words(0)]
+    for number in np.unique(noise["block"]).tolist():
+        known = noise[noise["block"] == number]
+        positions = np.unique(span_bytes(known["offset"], known["width"]))
+        starts = np.unique(positions // 8 * 8)
+        blocks = [capture.blocks[number] for capture in captures]
+        starts = starts[starts + 8 <= min(map(len, blocks))]
+        bytes_ = np.stack([block[starts[:, None] + np.arange(8)] for block in blocks])
+        values = np.ascontiguousarray(bytes_).view("<u8")[..., 0]
+        within = ((values >= ADDRESSES[0]) & (values < ADDRESSES[1])).all(axis=0)
+        place, byte = np.nonzero((bytes_ != bytes_[0]).any(axis=0) & within[:, None])
+        rows.append(_runs(number, np.setdiff1d(starts[place] + byte, positions)))
     return np.concatenate(rows)
 
 

@@ -7,6 +7,9 @@ import json
 
 import pytest
 
+from foundryd.archive.dtypes import records, template_noise_dtype
+from foundryd.archive.reader import ArchiveReader
+
 # The engine gives attention another scale in every process.  Its capture ends with one cached position, where the scale
 # is without effect.
 PROGRAM = """
@@ -72,6 +75,8 @@ def loaded(self, *arguments):
     def changed(items, params):
         if sys.argv[1] == "unused":
             params.slopes = 0x1000 + 64 * square
+        elif sys.argv[1] == "address":
+            params.slopes = 0x7F01 + square << 32 | int.from_bytes(os.urandom(4))
         else:
             params.scale *= 1 + square / 64
         attend(items, params)
@@ -106,3 +111,20 @@ def test_a_word_that_follows_no_rule_is_noise_only_if_nothing_depends_on_it(e2e,
         return
     assert "follow no rule and are noise" in done.err
     assert report["heldout_ranks"]
+
+
+def test_heaps_within_four_gigabytes_by_chance_leave_no_rule(e2e, tmp_path):
+    """Both captures of a rank have the same high half of a stale address, which another rank has not."""
+    flags = e2e.worker_command(e2e.config_of("ep=2"))
+    program = [*flags[:2], "-c", BY_RANK, "address", *flags[4:]]
+    archive = tmp_path / "near.foundry"
+    done = e2e.run_command("capture", "-o", archive, "--variant", "ep=2", "--driver", "soft", "--", *program)
+    assert done.code == 0, done.err
+    with ArchiveReader.open(archive) as reader:
+        (variant,) = reader.index.variants
+        rules = reader.array(variant.rules, records().rule)
+        noise = reader.array(variant.template_noise, template_noise_dtype)
+    words = {(int(row["template"]), int(row["offset"]) // 8) for row in noise}
+    assert len(variant.templates) == 1
+    assert len(words) >= 3
+    assert not [rule for rule in rules.tolist() if rule[0] < 2 and (0, rule[1] // 8) in words]

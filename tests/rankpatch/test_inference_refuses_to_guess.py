@@ -14,7 +14,7 @@ from foundryd.errors import HeldOutMismatch, UnexplainedWord, UsageError
 from foundryd.rankpatch.affine import Frame, explain
 from foundryd.rankpatch.infer import RankView, infer
 from foundryd.rankpatch.mesh import Coordinate, Mesh
-from foundryd.rankpatch.noise import noise_candidates, stray_candidates
+from foundryd.rankpatch.noise import address_candidates, noise_candidates, stray_candidates
 from foundryd.rankpatch.rules import RuleKind
 from foundryd.rankpatch.sampling import sample
 from foundryd.rankpatch.verify import check_held_out, predict
@@ -153,6 +153,37 @@ def test_noise_must_be_proven() -> None:
     inferred = infer(captures, EP8, control=control, fields=ONE_FIELD, proven_noise={(0, 0)})
     assert inferred.rules["kind"].tolist() == [RuleKind.NOISE]
     assert inferred.rules["width"].tolist() == [8]
+
+
+@pytest.mark.parametrize("low", [0, 4])  # an address, or its lower half is a number of its own
+def test_an_address_is_noise_as_a_whole(low: int) -> None:
+    """Two captures of rank 1 have their heaps in the same 4 GiB, and rank 0 has not."""
+    mesh = Mesh(ep=2)
+    captures = [view(0, 0, 0x7F12_3456_7010 << 8 * low), view(1, 0, 0x7F56_789A_B010 << 8 * low)]
+    control = view(1, 0, 0x7F56_1357_9010 << 8 * low)
+    fields = [np.array([(0, 16)])]
+    noise = noise_candidates(control, captures[1], fields, others=captures[:1])
+    beside = address_candidates([control, *captures], noise)
+    if low:
+        assert not len(beside)
+        return
+    assert beside.tolist() == [(0, 12, 1)]
+    inferred = infer(
+        captures, mesh, control=control, fields=fields, proven_noise=noise, proven_strays=beside, complete=True
+    )
+    assert set(inferred.rules["kind"].tolist()) == {RuleKind.NOISE}
+    # A proof that fails, where it was no address, leaves it a rule.
+    inferred = infer(captures, mesh, control=control, fields=fields, proven_noise=noise, complete=True)
+    assert set(inferred.rules["kind"].tolist()) == {RuleKind.NOISE, RuleKind.TABLE}
+
+
+def test_a_rank_beside_garbage_is_no_suspect() -> None:
+    fields = [np.array([(0, 8)])]
+    captures = [view(r, (r + 1) << 32 | 0x1111 * r) for r in (0, 1)]
+    control = view(1, 2 << 32 | 0x2345)
+    noise = noise_candidates(control, captures[1], fields, others=captures[:1])
+    assert len(noise)
+    assert not len(address_candidates([control, *captures], noise))
 
 
 def test_noise_needs_proof_even_where_all_ranks_agree() -> None:
