@@ -44,6 +44,9 @@ class Codec(Protocol):
     def check(self, entry: SectionEntry) -> str | None:
         """What is impossible about the entry, if anything, without a look at its bytes."""
 
+    def workspace(self, entry: SectionEntry) -> int:
+        """Bytes of memory that decoding takes at once, with what it returns."""
+
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         """The ``entry.length`` decoded bytes, read-only; ``ArchiveFormatError`` if the stream says otherwise."""
 
@@ -58,6 +61,9 @@ class _Raw:
             return f"is raw, but has {entry.stored} bytes stored for {entry.length}, or two digests"
         return f"has parameters {sorted(entry.params)} that raw does not have" if entry.params else None
 
+    def workspace(self, entry: SectionEntry) -> int:
+        return 0
+
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         return stored
 
@@ -71,6 +77,9 @@ class _Zstd:
         if entry.params:
             return f"has parameters {sorted(entry.params)} that zstd does not have"
         return _impossible_frame(entry)
+
+    def workspace(self, entry: SectionEntry) -> int:
+        return entry.length
 
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         return memoryview(_decompress(stored, entry))
@@ -112,6 +121,9 @@ class _Columns:
         if any(entry.params.get(flag, 0) > 1 for flag in ("by_column", "shuffled", "interleaved")):
             return "has a flag that is neither 0 nor 1"
         return _impossible_frame(entry)
+
+    def workspace(self, entry: SectionEntry) -> int:
+        return (3 if entry.params.get("interleaved") else 2) * entry.length
 
     def decode(self, stored: memoryview, entry: SectionEntry) -> memoryview:
         flat = np.frombuffer(_decompress(stored, entry), np.uint8)

@@ -140,9 +140,8 @@ class ArchiveReader:
 
     def close(self) -> None:
         """Lets the file go.  Arrays and views that were handed out stay valid and keep it mapped until they die."""
+        self.forget()
         with self._lock:
-            self._cache.clear()
-            self._cached_bytes = 0
             self._view = memoryview(b"")
             if self._mapping is not None:
                 _close(self._mapping)
@@ -215,6 +214,24 @@ class ArchiveReader:
         if check and entry.codec != "raw":
             self._compare(digest(data), entry.digest, f"section {entry.name} of {self.name}, once decoded,")
         return data
+
+    @property
+    def decoding_bytes(self) -> int:
+        """Bytes of memory that decoding one section after another takes at most."""
+        return max((CODECS[entry.codec].workspace(entry) for entry in self.sections.values()), default=0)
+
+    @property
+    def reading_bytes(self) -> int:
+        """Bytes of memory that ``section`` of each takes at most, with those that are kept at hand."""
+        decoded = [entry for entry in self.sections.values() if entry.codec != "raw"]
+        beside = max((CODECS[entry.codec].workspace(entry) - entry.length for entry in decoded), default=0)
+        return min(sum(entry.length for entry in decoded) + beside, _CACHE_BYTES + self.decoding_bytes)
+
+    def forget(self) -> None:
+        """Drops the decoded sections that are kept at hand."""
+        with self._lock:
+            self._cache.clear()
+            self._cached_bytes = 0
 
     def stored(self, entry: SectionEntry) -> memoryview:
         """The bytes of a section as they lie in the file, read-only."""

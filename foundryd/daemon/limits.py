@@ -8,32 +8,60 @@ checked up front.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from foundryd.errors import NotEnoughMemory
 
 # Left for the daemon itself and for what else runs in the same group.
 SLACK = 32 << 20
+# Of that, what plans have to leave.
+SPARE = 8 << 20
 
 
 def available(root: Path = Path("/")) -> tuple[int, str]:
     """Bytes that can be had, and the name of what limits them.  ``root`` is where ``proc`` and ``sys`` are mounted."""
     found = [(_mem_available(root), "the machine's free memory")]
-    for folder in _group_folders(root):
+    for folder in group_folders(root):
         limit, used = _group_memory(folder)
         if limit is not None:
             found.append((max(0, limit - used), f"the limit of {limit} bytes of the control group {folder}"))
     return min(found)
 
 
-def check(size: int, what: str, *, room: tuple[int, str] | None = None) -> None:
-    """Raises ``NotEnoughMemory`` when ``size`` bytes for ``what`` do not fit beside the slack."""
-    free, limit = available() if room is None else room
-    if size + SLACK > free:
+def check(size: int, what: str, *, room: tuple[int, str], spare: int = SLACK) -> None:
+    """Raises ``NotEnoughMemory`` when ``size`` bytes for ``what`` do not fit into ``room`` beside what is spared."""
+    free, limit = room
+    if size + spare > free:
         raise NotEnoughMemory(
-            f"{what} needs {size} bytes of memory and {SLACK} to spare, and {limit} leaves {free}: free memory or "
+            f"{what} needs {size} bytes of memory and {spare} to spare, and {limit} leaves {free}: free memory or "
             "raise the limit"
         )
+
+
+class Room:
+    """What many small allocations may take, without a look at the system before each.
+
+    It looks again once a second, and when what it knows of is used up.
+    """
+
+    def __init__(self, look: Callable[[], tuple[int, str]] = available, *, every: float = 1.0) -> None:
+        self._look, self._every = look, every
+        self._left, self._limit = 0, ""
+        self._looked = float("-inf")
+
+    def check(self, size: int, what: str) -> None:
+        """Raises ``NotEnoughMemory`` when ``size`` bytes for ``what`` do not fit beside what has to be spared."""
+        if size + SPARE > self._left or time.monotonic() - self._looked > self._every:
+            self._left, self._limit = self._look()
+            self._looked = time.monotonic()
+        check(size, what, room=(self._left, self._limit), spare=SPARE)
+
+    def take(self, size: int, what: str) -> None:
+        """The same, and counts them as taken."""
+        self.check(size, what)
+        self._left -= size
 
 
 def _mem_available(root: Path) -> int:
@@ -43,7 +71,7 @@ def _mem_available(root: Path) -> int:
     return 1 << 62  # no such line: nothing is known
 
 
-def _group_folders(root: Path) -> list[Path]:
+def group_folders(root: Path) -> list[Path]:
     """Folders of the process's own memory control group and those above it, both versions of the interface."""
     places = {}
     for line in _lines(root / "proc/self/cgroup"):

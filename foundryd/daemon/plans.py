@@ -27,12 +27,28 @@ Waiter = Callable[[Sealed | FoundrydError], None]
 SHARE = 8
 
 
-def compute(tools: ArchiveTools, resident: Resident, variant: str, rank: int) -> Sealed:
-    """The plan of one rank in sealed memory; raises what the computation raises, as a ``FoundrydError``."""
+def compute(
+    tools: ArchiveTools, resident: Resident, variant: str, rank: int, room: limits.Room, expected: int = 0
+) -> Sealed:
+    """The plan of one rank in sealed memory.
+
+    ``expected`` are the bytes that it presumably has; nothing is computed where there is no room for it.
+
+    Raises
+    ------
+    NotEnoughMemory : there is no room for it.
+    FoundrydError : whatever else the computation raises.
+    """
     try:
         fault("plan")
+        what = f"the plan of rank {rank} of {variant} in the archive {resident.name}"
+        room.check(2 * expected, what)  # computed, and in shared memory
         pieces = tools.compute_plan(resident.reader, variant, rank)
-        return Sealed.from_bytes(f"foundryd:plan:{variant}:{rank}", *pieces)
+        try:
+            room.take(sum(memoryview(piece).nbytes for piece in pieces), what)
+            return Sealed.from_bytes(f"foundryd:plan:{variant}:{rank}", *pieces)
+        finally:
+            del pieces  # an error keeps this frame for a while, and where memory is short that may be too long
     except FoundrydError:
         raise
     except Exception as error:
@@ -64,6 +80,7 @@ class Plans:
         self._plans: dict[Key, Sealed] = {}
         self._waiting: dict[Key, list[Waiter]] = {}
         self._ahead_bytes = ahead
+        self._memory = limits.Room()  # used in the worker's thread only
         self._room = 0  # of these bytes what the machine allowed when it was last looked at
         self._ahead: deque[tuple[Resident, str, int]] = deque()
         self._computing_ahead = False
@@ -124,7 +141,9 @@ class Plans:
             self._finish(key, result)
             then()
 
-        self._worker.submit(lambda: self._compute(resident, variant, rank), finish)
+        alike = [plan.size for (digest, name, _), plan in self._plans.items() if (digest, name) == key[:2]]
+        expected = max(alike, default=0)
+        self._worker.submit(lambda: self._compute(resident, variant, rank, expected), finish)
 
     def _continue(self) -> None:
         """Starts the next plan that nobody asked for, unless one is being computed."""
@@ -151,9 +170,9 @@ class Plans:
         # One more is taken to be as large as the largest.
         return self.bytes + max((plan.size for plan in self._plans.values()), default=0) < self._room
 
-    def _compute(self, resident: Resident, variant: str, rank: int) -> Sealed:
+    def _compute(self, resident: Resident, variant: str, rank: int, expected: int) -> Sealed:
         begin = time.monotonic()
-        plan = compute(self._store.tools, resident, variant, rank)
+        plan = compute(self._store.tools, resident, variant, rank, self._memory, expected)
         self._observe(time.monotonic() - begin)
         return plan
 

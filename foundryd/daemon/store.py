@@ -86,6 +86,7 @@ class Store:
                 self._check_bytes(self.tools.inflated_size(reader), path)
                 there = self.offers.taken(digest)
             if there is None:
+                limits.check(self.tools.verifying_bytes(reader), f"verifying the archive {path}", room=self._room())
                 self.tools.verify(reader)
                 there = self.offers.taken(digest)
             if there is None:
@@ -206,8 +207,8 @@ class Store:
             return next((r for r in self._residents.values() if r.digest == digest), None)
 
     def _inflate(self, reader: Reader, path: Path, name: str, digest: str) -> Resident:
+        limits.check(self.tools.inflating_bytes(reader), f"inflating the archive {path}", room=self._room())
         size = self.tools.inflated_size(reader)
-        limits.check(size, f"the archive {path}", room=self._room())
         memory = Sealed.create(f"foundryd:{name}", size, lambda fd: self.tools.inflate(reader, fd))
         try:
             fault("map")

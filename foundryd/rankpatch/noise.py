@@ -102,8 +102,10 @@ def address_candidates(captures: Sequence[RankView], noise: npt.NDArray[np.void]
         starts = starts[starts + 8 <= min(map(len, blocks))]
         bytes_ = np.stack([block[starts[:, None] + np.arange(8)] for block in blocks])
         values = np.ascontiguousarray(bytes_).view("<u8")[..., 0]
-        within = ((values >= ADDRESSES[0]) & (values < ADDRESSES[1])).all(axis=0)
-        place, byte = np.nonzero((bytes_ != bytes_[0]).any(axis=0) & within[:, None])
+        outside = np.any((values < ADDRESSES[0]) | (values >= ADDRESSES[1]), axis=0)
+        differs = np.any(bytes_ != bytes_[0], axis=0)
+        differs[outside] = False
+        place, byte = np.nonzero(differs)
         rows.append(_runs(number, np.setdiff1d(starts[place] + byte, positions)))
     return np.concatenate(rows)
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from foundryd.daemon import messages, plans, wire
+from foundryd.daemon import limits, messages, plans, wire
 from foundryd.daemon.client import expect, open_door, receive_packet
 from foundryd.daemon.messages import Attach, Granted
 from foundryd.daemon.runtime import RuntimeDir
@@ -216,7 +216,7 @@ def attach_file(path: Path, *, variant: str = "", rank: int = 0, tools: ArchiveT
     try:
         resident = store.load(path)
         found = find_variant(resident.index, resident.name, variant, rank)
-        plan = plans.compute(store.tools, resident, found.name, rank)
+        plan = plans.compute(store.tools, resident, found.name, rank, limits.Room())
         return Attachment(
             archive=resident.memory.duplicate(),
             plan=plan,

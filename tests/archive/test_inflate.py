@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from foundryd.archive.codecs import CODECS
+from foundryd.archive.format import SectionEntry
 from foundryd.archive.inflate import inflate, inflated_size
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import violations
@@ -114,3 +117,24 @@ def test_what_cannot_be_written_is_an_archive_error(sample: Path) -> None:
     ):
         inflate(reader, file)
     ArchiveReader.open(sample).verify()
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "columns"])
+def test_decoding_takes_no_more_memory_than_it_says(codec: str, interleaved: int) -> None:
+    rows, cols = 40, 50_000
+    data = (np.arange(rows * cols, dtype="<u4") * 2654435761).data.cast("B")
+    shape = {"rows": rows, "cols": cols} | ({"interleaved": 1} if interleaved else {})
+    stored, params = CODECS[codec].encode(data, shape if codec == "columns" else {}, fast=False)
+    entry = SectionEntry("x", 0, len(memoryview(stored)), data.nbytes, codec, bytes(32), bytes(32), params)
+    view = memoryview(stored)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        decoded = CODECS[codec].decode(view, entry)
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert decoded == data
+    most = CODECS[codec].workspace(entry)
+    assert most * 0.6 <= taken <= most + 65536

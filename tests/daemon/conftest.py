@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
+from foundryd.daemon import limits
 from foundryd.daemon.client import ControlClient
 from foundryd.daemon.launch import Started, start_daemon
 from foundryd.session.client import Attachment, attach
@@ -165,3 +167,66 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.01)
 
     return wait
+
+
+INSIDE = """
+import os, runpy, sys
+open(sys.argv.pop(1) + "/cgroup.procs", "w").write(str(os.getpid()))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A memory control group of either interface."""
+
+    folder: Path
+
+    def program(self, script: str) -> tuple[str, ...]:
+        """Arguments of a Python that enters the group before it allocates anything, and then is ``script``."""
+        return ("-c", INSIDE, str(self.folder), script)
+
+    def limit(self, size: int) -> None:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if (self.folder / name).exists():
+                (self.folder / name).write_text(str(size))
+        with suppress(OSError):  # where swap is counted, there is none
+            (self.folder / "memory.swap.max").write_text("0")
+
+    @property
+    def used(self) -> int:
+        names = (self.folder / "memory.current", self.folder / "memory.usage_in_bytes")
+        return next(int(name.read_text()) for name in names if name.exists())
+
+    @property
+    def kills(self) -> int:
+        names = (self.folder / "memory.events", self.folder / "memory.oom_control")
+        text = next(name.read_text() for name in names if name.exists())
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """A group below this process's own, or beside it; gone at the end, once nobody is inside."""
+    own = next(iter(limits.group_folders(Path("/"))), None)
+    for parent in (own, own.parent) if own else ():
+        folder = parent / f"foundryd-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        made = Group(folder)
+        try:
+            if any((folder / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+                yield made
+                return
+        finally:
+            for _ in range(200):
+                with suppress(OSError):
+                    folder.rmdir()
+                    break
+                time.sleep(0.02)
+            else:
+                pytest.fail(f"{folder} cannot be removed: {(folder / 'cgroup.procs').read_text().split()} are inside")
+    pytest.skip("no memory control group can be made here")

@@ -103,7 +103,7 @@ def test_a_large_archive_is_refused_before_anything_is_copied(folder, tiny):
     store = Store(tools, room=lambda: (100 * MIB, "the limit of the test"))
     path = tiny.write(folder / "large.foundry", bytes=80 * MIB)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(NotEnoughMemory, match=rf"large.foundry needs {80 * MIB} bytes .* limit of the test leaves"):
+    with pytest.raises(NotEnoughMemory, match=r"large.foundry needs \d+ bytes .* limit of the test leaves"):
         store.load(path)
     assert copied == []
     assert store.residents() == []

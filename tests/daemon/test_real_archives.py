@@ -8,13 +8,16 @@ import pytest
 
 from foundryd.archive.dtypes import records
 from foundryd.archive.index import Block, Content, Index, RankClass, Variant
+from foundryd.archive.inflate import inflating_bytes
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
+from foundryd.daemon import __main__ as daemon_program
+from foundryd.daemon import limits
 from foundryd.daemon.launch import start_daemon
 from foundryd.daemon.resident import free
 from foundryd.daemon.sealed import Sealed
 from foundryd.daemon.store import Store
-from foundryd.errors import ArchiveDigestError, ArchiveError, ArchiveFormatError, NotInArchiveError
+from foundryd.errors import ArchiveDigestError, ArchiveError, ArchiveFormatError, NotEnoughMemory, NotInArchiveError
 from foundryd.rankpatch.plan import Plan
 from foundryd.session.client import attach_file
 
@@ -195,3 +198,26 @@ def test_a_restarted_daemon_serves_what_a_rank_holds(serve, real, join, control,
     assert [a.source for a in control().archives()] == ["rank"]
     assert not attachment.lease.own_memory
     check(join(2, variant="ep=4"), 2)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_loading_takes_no_more_memory_than_is_asked_for(runtime_dir, folder, control, group, short):
+    """In a control group with just enough room an archive is loaded, and with less it is refused, not tried."""
+    started = start_daemon(runtime_dir, [], program=group.program(daemon_program.__file__), timeout=60)
+    try:
+        path = write(folder / "large.foundry", content=np.arange(25 << 20, dtype="<u4").tobytes())  # 100 MiB
+        control().load(write(folder / "small.foundry"))  # what loading imports is there
+        with ArchiveReader.open(path) as reader:
+            needed = inflating_bytes(reader) + limits.SLACK
+            assert needed > 200 << 20
+        group.limit(group.used + needed + (-1 if short else 1) * (4 << 20))
+        if short:
+            with pytest.raises(NotEnoughMemory, match=r"inflating the archive .*large.foundry needs"):
+                control().load(path)
+        else:
+            control().load(path)
+        assert len(control().archives()) == (1 if short else 2)
+        assert group.kills == 0
+    finally:
+        started.process.kill()
+        started.process.wait()

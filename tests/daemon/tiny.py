@@ -16,9 +16,14 @@ from foundryd.archive.index import Index, RankClass, Variant
 from foundryd.daemon.tools import ArchiveTools
 from foundryd.errors import ArchiveDigestError, ArchiveFormatError
 
+MOST = 1 << 20  # bytes of a file
+
 
 def write(path: Path, *, variants: dict[str, int] | None = None, bytes: int = 65536, **extra: Any) -> Path:
-    """A file with these variants and worlds; ``delay`` makes loading slow, ``plan_delay`` planning."""
+    """A file with these variants and worlds.
+
+    ``delay`` makes loading slow, ``plan_delay`` planning; ``plan_bytes`` makes plans larger.
+    """
     head = {"variants": variants or {"ep=8": 8}, "bytes": bytes, "name": path.stem, **extra}
     text = json.dumps(head).encode()
     path.write_bytes(blake3.blake3(text).hexdigest().encode() + text)
@@ -27,7 +32,7 @@ def write(path: Path, *, variants: dict[str, int] | None = None, bytes: int = 65
 
 class Reader:
     def __init__(self, data: Any) -> None:
-        data = memoryview(data).tobytes().rstrip(b"\0")
+        data = memoryview(data)[:MOST].tobytes().rstrip(b"\0")
         self.digest = data[:64].decode()
         self.text = data[64:]
         try:
@@ -84,7 +89,7 @@ def _plan(reader: Reader, variant: str, rank: int) -> list[bytes]:
     time.sleep(reader.head.get("plan_delay", 0))
     if reader.head.get("plan_fault"):
         raise ValueError("no such rule")
-    return [f"{reader.head['name']} {variant} {rank}".encode()]
+    return [f"{reader.head['name']} {variant} {rank}".encode(), bytes(reader.head.get("plan_bytes", 0))]
 
 
 TOOLS = ArchiveTools(
@@ -94,6 +99,8 @@ TOOLS = ArchiveTools(
     compare=_compare,
     digest=lambda reader: reader.digest,
     verify=_verify,
+    verifying_bytes=lambda reader: len(reader.text),
+    inflating_bytes=lambda reader: reader.head["bytes"] + len(reader.text),
     inflated_size=lambda reader: reader.head["bytes"],
     inflate=lambda reader, fd: os.pwrite(fd, reader.digest.encode() + reader.text, 0),
     compute_plan=_plan,
