@@ -20,7 +20,7 @@ from foundryd import _native
 from foundryd.capture.journal import unended, write_share, write_strays
 from foundryd.capture.recording import Recording, announce, deliver, load, save
 from foundryd.capture.shares import joined
-from foundryd.errors import CaptureError
+from foundryd.errors import CaptureError, UsageError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
 
@@ -56,8 +56,17 @@ class CaptureSpec:
 
 
 def preload(environment: Mapping[str, str], *libraries: Path) -> str:
-    """``LD_PRELOAD`` with ``libraries`` before what was there; what is there already is not put in twice."""
+    """``LD_PRELOAD`` with ``libraries`` before what was there; what is there already is not put in twice.
+
+    Raises ``UsageError`` for a path that such a list cannot have: the loader would leave the library out.
+    """
     ours = [str(p) for p in libraries]
+    for path in ours:
+        if " " in path or ":" in path:
+            raise UsageError(
+                f"the library {path!r} cannot be preloaded, since LD_PRELOAD ends a path at a space or a colon: "
+                "install foundryd in a folder without them"
+            )
     before = [p for p in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if p and p not in ours]
     return ":".join([*ours, *before])
 

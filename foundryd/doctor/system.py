@@ -66,9 +66,9 @@ def preloaded(around: Surroundings) -> list[Finding]:
     entries = [e for e in around.env.get("LD_PRELOAD", "").replace(" ", ":").split(":") if e]
     try:
         hook = _native.hook_library()
+        with_hook = around.child_environment(LD_PRELOAD=preload(around.env, hook))
     except UsageError as error:
         return [Finding("hook", Level.ERROR, str(error), "install foundryd again")]
-    with_hook = around.child_environment(LD_PRELOAD=preload(around.env, hook))
     probed = probe("maps", with_hook, around.timeout)
     refused = dict(_NOT_PRELOADED.findall(probed.stderr))
     out = []

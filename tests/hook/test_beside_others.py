@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from foundryd.capture.runs import preload
+from foundryd.errors import UsageError
+
 BASE = int(os.environ.get("SANITIZER_ARENA_BASE", "0x600000000000"), 0)
 STRIDE = int(os.environ.get("SANITIZER_ARENA_STRIDE", 256 << 30))
 END = BASE + 6 * STRIDE
@@ -237,6 +240,23 @@ def test_lists_may_be_written_in_every_way_that_the_loader_reads(
     for order in ([hooked.hook, allocator, hooked.hook], [allocator, hooked.hook]):
         env = hooked.environment("capture") | {"LD_PRELOAD": separator.join(map(str, order))}
         assert BASE <= int(hooked.program([program, "self", plugin], env=env).stdout.split()[0]) < END
+
+
+@pytest.mark.parametrize("folder", ["a/b/c/" * 30, "v1.2+x@y,z;[1]{2}", "grün-環境", "%20#'\"", "$x", "-rpath", "~"])
+def test_the_hook_may_lie_anywhere(hooked: Any, starter: list[Path], tmp_path: Path, folder: str) -> None:
+    program, plugin = starter
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    copy = shutil.copy(hooked.hook, place / "other-name.so")
+    for way in WAYS:
+        done = hooked.program([program, way, plugin], env=preloaded(hooked, [Path(copy)]))
+        assert BASE <= int(done.stdout.split()[0]) < END
+
+
+@pytest.mark.parametrize("folder", ["my env", "a:b"])
+def test_a_path_that_the_loader_would_cut_is_refused(folder: str) -> None:
+    with pytest.raises(UsageError, match=f"{folder}.*cannot be preloaded.* space or a colon: install"):
+        preload({}, Path("/opt") / folder / "libhook.so")
 
 
 def test_python_with_threads_and_children_works_beside_an_allocator_and_another_lookup(
