@@ -44,11 +44,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def open_door(runtime: RuntimeDir, deadline: float) -> tuple[socket.socket, Welcome]:
-    """A greeted connection to the door.
-
-    Parameters
-    ----------
-    deadline : on ``time.monotonic()``.
+    """A greeted connection to the door; ``deadline`` is on ``time.monotonic()``.
 
     Raises
     ------
@@ -57,22 +53,42 @@ def open_door(runtime: RuntimeDir, deadline: float) -> tuple[socket.socket, Welc
     ProtocolError : no version of the protocol is common to both.
     DaemonError : no answer until the deadline.
     """
+    sock = knock(runtime, deadline)
+    try:
+        return sock, welcomed(sock, runtime, deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def knock(runtime: RuntimeDir, deadline: float, request: Message | None = None) -> socket.socket:
+    """A connection to the door whose greeting is under way; raises as ``open_door``.
+
+    ``request`` goes behind the greeting, which saves waiting for an answer: one that all versions of the protocol have.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, runtime, deadline)
         _check_server(sock, runtime)
         with suppress(BrokenPipeError, ConnectionResetError):  # refused already: the reason can still be read
-            wire.send(sock, messages.encode(Hello(OLDEST, NEWEST, BUILD)))
-        welcome = receive(sock, runtime, deadline, Welcome)
-        if not OLDEST <= welcome.protocol <= NEWEST:
-            raise ProtocolError(
-                f"the daemon ({welcome.build}) chose protocol version {welcome.protocol} and this process ({BUILD}) "
-                f"speaks {OLDEST} to {NEWEST}: install the same foundryd on both sides"
-            )
+            for message in (Hello(OLDEST, NEWEST, BUILD), request):
+                if message is not None:
+                    wire.send(sock, messages.encode(message))
     except BaseException:
         sock.close()
         raise
-    return sock, welcome
+    return sock
+
+
+def welcomed(sock: socket.socket, runtime: RuntimeDir, deadline: float) -> Welcome:
+    """The answer to the greeting; raises as ``open_door``."""
+    welcome = receive(sock, runtime, deadline, Welcome)
+    if not OLDEST <= welcome.protocol <= NEWEST:
+        raise ProtocolError(
+            f"the daemon ({welcome.build}) chose protocol version {welcome.protocol} and this process ({BUILD}) "
+            f"speaks {OLDEST} to {NEWEST}: install the same foundryd on both sides"
+        )
+    return welcome
 
 
 def receive(sock: socket.socket, runtime: RuntimeDir, deadline: float, kind: type[_M]) -> _M:

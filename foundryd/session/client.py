@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from foundryd.daemon import limits, messages, plans, wire
-from foundryd.daemon.client import expect, open_door, receive_packet
+from foundryd.daemon import limits, messages, plans
+from foundryd.daemon.client import expect, knock, receive_packet, welcomed
 from foundryd.daemon.messages import Attach, Granted
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.sealed import Sealed
@@ -28,7 +28,7 @@ from foundryd.daemon.store import Store, find_variant
 from foundryd.daemon.tools import ArchiveTools
 from foundryd.errors import DaemonError, ProtocolError
 from foundryd.faults import fault
-from foundryd.session.lease import Claim, DaemonInfo, Lease
+from foundryd.session.lease import Claim, DaemonInfo, Keeper, Lease
 
 __all__ = ["Attachment", "DaemonInfo", "Lease", "attach", "attach_file"]
 
@@ -158,12 +158,14 @@ def attach(
 def _attach(request: Attach, runtime_dir: Path, timeout: float, keep: bool) -> Attachment:
     runtime = RuntimeDir(runtime_dir)
     deadline = time.monotonic() + timeout
-    sock, welcome = open_door(runtime, deadline)
+    sock = knock(runtime, deadline, request)
     with ExitStack() as undo:
         undo.callback(sock.close)
+        keeper = Keeper() if keep else None  # its thread starts while the daemon is at work
+        if keeper is not None:
+            undo.callback(keeper.leave)
+        welcome = welcomed(sock, runtime, deadline)
         fault("attach")
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is stopping: its last word can still be read
-            wire.send(sock, messages.encode(request))
         with receive_packet(sock, runtime, deadline, descriptors=2) as packet:
             granted = expect(messages.decode_answer(packet.payload), Granted)
             if packet.count != 2:
@@ -185,7 +187,7 @@ def _attach(request: Attach, runtime_dir: Path, timeout: float, keep: bool) -> A
             memory.duplicate(),
         )
         undo.callback(claim.memory.close)
-        lease = Lease(sock, granted.lease, daemon, claim, keep=keep)
+        lease = Lease(sock, granted.lease, daemon, claim, keeper)
         undo.callback(lease.close)
         attachment = Attachment(
             archive=memory,

@@ -64,8 +64,41 @@ class Claim:
     memory: Sealed
 
 
+class Keeper:
+    """The thread of a lease, started before there is one: to wait for its start can take as long as all the rest."""
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._decided = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="foundryd-lease", daemon=True)
+        self._thread.start()
+
+    def keep(self, lease: Lease) -> threading.Thread:
+        """Keeps the lease from now on."""
+        self._lease = lease
+        self._decided.set()
+        return self._thread
+
+    def leave(self) -> None:
+        """Ends the thread, unless it has a lease."""
+        self._decided.set()
+        if self._lease is None:
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        self._decided.wait()
+        if self._lease is not None:
+            self._lease._keep()
+
+
 class Lease:
     """The rank's place in its group, as long as the connection lives.  Safe to use from several threads.
+
+    Parameters
+    ----------
+    sock : the connection.
+    claim : what is told a new daemon.
+    keeper : asks for the lease again when it is lost; None: nobody does.
 
     Attributes
     ----------
@@ -75,7 +108,9 @@ class Lease:
     returned : how often it came back from a new daemon.
     """
 
-    def __init__(self, sock: socket.socket, number: int, daemon: DaemonInfo, claim: Claim, *, keep: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, number: int, daemon: DaemonInfo, claim: Claim, keeper: Keeper | None
+    ) -> None:
         self.number = number
         self.daemon = daemon
         self.own_memory = False
@@ -89,10 +124,9 @@ class Lease:
         self._thread: threading.Thread | None = None
         sock.setblocking(False)
         _leases.add(self)
-        if keep:
+        if keeper is not None:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(target=self._keep, name="foundryd-lease", daemon=True)
-            self._thread.start()
+            self._thread = keeper.keep(self)
 
     def fileno(self) -> int:
         """Descriptor that becomes readable when the lease is lost, for an engine's own loop; -1 when it has ended."""

@@ -365,11 +365,11 @@ def test_this_rank_is_served_by_a_kept_daemon_and_comes_back_to_it(old, folder, 
         assert attachment.daemon.protocol == version
         phases = report.Report("restored", "x1", "default", 2, phases=dict.fromkeys(messages.PHASES, 1.0))
         report.over_lease(attachment, phases)
+        eventually(lambda: daemon.said("attach") and (version == 1 or daemon.said("report")), "all was heard")
         daemon.end_leases.set()
         eventually(lambda: attachment.lost, "the lease ended")
         daemon.end_leases.clear()
         eventually(lambda: attachment.lease.returned, "the lease is back")
-        eventually(lambda: daemon.said("attach") and (version == 1 or daemon.said("report")), "all was heard")
     for data in daemon.heard:
         understood(version, "client", data)
     kinds = {m["type"] for m in map(msgpack.unpackb, daemon.heard)}
