@@ -21,6 +21,7 @@ from foundryd.capture.journal import unended, write_share, write_strays
 from foundryd.capture.recording import Recording, announce, deliver, load, save
 from foundryd.capture.shares import joined
 from foundryd.errors import CaptureError, UsageError
+from foundryd.interrupts import uninterrupted
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
 
@@ -297,7 +298,7 @@ class Runs:
 
     def _stop(self, early: _Early | None = None) -> None:
         """Ends the launches of ``early``, or all that run, after which no other begins."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             if early is None:
                 self._stopped = True
             else:
@@ -320,14 +321,17 @@ class Runs:
         launch.path.unlink(missing_ok=True)
         log = self._log(launch.path.stem)
         with log.open("wb") as sink:
-            process = self._start(launch, sink)
+            process = None
             try:
+                with uninterrupted():
+                    process = self._start(launch, sink)
                 code: int | None = process.wait(self._spec.deadline)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
                 # Whatever the engine started goes with it.
-                _kill_group(process)
+                if process is not None:
+                    _kill_group(process)
                 with self._lock:
                     self._running.pop(launch.path, None)
         tail = log.read_text(errors="replace").strip()[-2000:]

@@ -20,6 +20,7 @@ from foundryd.daemon.messages import Refused, Status
 from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.store import parse_archives
 from foundryd.errors import DaemonError, DaemonNotRunning, FoundrydError
+from foundryd.interrupts import uninterrupted
 
 MAX_LOG = 8 << 20  # bytes above which a start sets the log aside
 
@@ -100,9 +101,10 @@ def start_daemon(
     runtime.prepare(group)
     deadline = time.monotonic() + timeout
     report, write_end = os.pipe2(os.O_CLOEXEC)
+    process = None
     try:
         try:
-            with _open_log(runtime) as log:
+            with _open_log(runtime) as log, uninterrupted():
                 process = subprocess.Popen(
                     command(
                         runtime.path,
@@ -124,11 +126,11 @@ def start_daemon(
                 )
         finally:
             os.close(write_end)
-        try:
-            return Started(process, _wait_ready(runtime, process, report, deadline, timeout))
-        except BaseException:
+        return Started(process, _wait_ready(runtime, process, report, deadline, timeout))
+    except BaseException:
+        if process is not None:
             _end(process)
-            raise
+        raise
     finally:
         os.close(report)
 

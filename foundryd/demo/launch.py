@@ -19,6 +19,7 @@ from foundryd.demo.config import DemoConfig
 from foundryd.demo.reference import Expected
 from foundryd.demo.rendezvous import StoreServer
 from foundryd.errors import DeadlineExceeded, FoundrydError, UsageError
+from foundryd.interrupts import uninterrupted
 
 DRIVERS = ("soft", "cuda", "auto")
 _PROBE = "from cuda.bindings import driver as d; d.cuInit(0); raise SystemExit(0 if d.cuDeviceGetCount()[1] else 1)"
@@ -106,7 +107,11 @@ def launch_ranks(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-demo-")))
         stack.enter_context(StoreServer(folder / "store"))
         line = command(folder / "store") if command else worker_command(config, store=folder / "store", flags=flags)
-        running = [stack.enter_context(_Rank(rank, line, rank_environment(env, rank, world), folder)) for rank in ranks]
+        running = []
+        for rank in ranks:
+            with uninterrupted():
+                started = _Rank(rank, line, rank_environment(env, rank, world), folder)
+                running.append(stack.enter_context(started))
         _wait_for(running, end, timeout)
         return [rank.result() for rank in running]
 

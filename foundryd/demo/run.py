@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foundryd.daemon.launch import start_daemon, stop_daemon
 from foundryd.demo.config import DemoConfig
 from foundryd.demo.launch import choose_driver, driver_environment, launch_ranks, mismatches, worker_command
 from foundryd.demo.reference import expected
+from foundryd.errors import DaemonNotRunning
 
 Progress = Callable[[str], None]
 
@@ -37,14 +39,15 @@ def run_demo(
         spec = CaptureSpec(str(config.mesh), worker_command(config), environment=env)
         captured = capture(archive, spec, progress=progress)
         progress(f"starting a daemon with {archive.stat().st_size:,} bytes of archive")
-        start_daemon(runtime, [f"demo={archive}"])
         try:
+            start_daemon(runtime, [f"demo={archive}"])
             progress(f"restoring and decoding in {config.mesh.world} processes")
             started = time.monotonic()
             results = launch_ranks(config, env | _restore(env, runtime, config))
             decode_ms = (time.monotonic() - started) * 1000
         finally:
-            stop_daemon(runtime)
+            with suppress(DaemonNotRunning):  # it did not start, or failed: that is said
+                stop_daemon(runtime)
         progress("comparing tokens with the reference")
         wrong = mismatches(config, results, expected(config))
         return _figures(config, chosen, archive, captured, results, wrong) | {"ranks_ms": decode_ms}

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command that is told to stop amid the start of a process takes that process along."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# The signal comes when the process is there and its starter does not know it yet.
+AMID = """
+import os, signal, subprocess, sys
+from pathlib import Path
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print("started", self.pid, flush=True)
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+subprocess.Popen = Popen
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+"""
+
+STARTS = {
+    "ranks of the demo": """
+from foundryd.demo.config import DemoConfig
+from foundryd.demo.launch import launch_ranks
+from foundryd.rankpatch.mesh import Mesh
+launch_ranks(DemoConfig(mesh=Mesh.parse("ep=2")), dict(os.environ), command=lambda store: sleeps)
+""",
+    "a daemon": """
+from foundryd.daemon.launch import start_daemon
+start_daemon(Path(sys.argv[2]) / "run", [], program=("-c", "import time; time.sleep(600)"), timeout=60)
+""",
+    "a capture": """
+from foundryd.capture.orchestrate import capture
+from foundryd.capture.runs import CaptureSpec
+capture(Path(sys.argv[2]) / "out.foundry", CaptureSpec("tp=1", sleeps), progress=print)
+""",
+    "captures side by side": """
+from foundryd.capture.orchestrate import capture
+from foundryd.capture.runs import CaptureSpec
+capture(Path(sys.argv[2]) / "out.foundry", CaptureSpec("ep=2", sleeps, jobs=2), progress=print)
+""",
+}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("what", STARTS)
+def test_nothing_outlives_it(e2e, folder, traces, what, how):
+    line = [sys.executable, "-P", "-c", AMID + STARTS[what], str(int(how)), str(folder)]
+    env = e2e.changed(e2e.clean_environment(), traces.env)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (-how, 1, 3, 128 + how), done
+    assert "started" in done.stdout, done
+    assert traces.nothing_is_left()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_end_of_the_block_and_handlers_are_back(how):
+    source = f"""
+import os, signal, sys, threading
+from foundryd.interrupts import uninterrupted
+signal.signal({int(how)}, lambda *_: sys.exit(5))
+before = signal.getsignal({int(how)})
+said = []
+def other():
+    with uninterrupted():
+        said.append("thread")
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+try:
+    with uninterrupted():
+        os.kill(os.getpid(), {int(how)})
+        with uninterrupted():
+            os.kill(os.getpid(), {int(how)})
+        said.append("inside")
+    said.append("behind")
+finally:
+    assert signal.getsignal({int(how)}) is before
+    print(said)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", source], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (5, "['thread', 'inside']\n"), done
