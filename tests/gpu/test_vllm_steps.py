@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "vllm"
-NAMES = ("answers", "compare", "launch", "results", "servers", "serving", "setups", "steps")
+NAMES = ("answers", "compare", "launch", "replicas", "results", "servers", "serving", "setups", "steps")
 
 # Stands for a start of vLLM: the protocol is the real one, tokens follow from prompts, and a restore is one that the
 # environment asks for.
@@ -67,7 +67,9 @@ restoring = os.environ.get("FOUNDRYD_MODE") == "restore"
 mood = os.environ.get("MOOD", "")
 report = Path(os.environ["FOUNDRYD_STARTUP_REPORT"])
 report.mkdir()
-(report / "rank-0.json").write_text(json.dumps({"way": "restored" if restoring else "native", "fallback": None}))
+for worker in os.environ.get("WORKERS", "rank-0").split():
+    way = "restored" if restoring and not (mood == "half" and worker != "rank-0") else "native"
+    (report / f"{worker}.json").write_text(json.dumps({"way": way, "fallback": None}))
 hold = "import sys, time; f = open(sys.argv[1]); print('.', flush=True); time.sleep(300)"
 engine = subprocess.Popen([sys.executable, "-c", hold, os.environ["GPU"]], stdout=subprocess.PIPE)
 engine.stdout.read(1)
@@ -95,7 +97,9 @@ class Handler(BaseHTTPRequestHandler):
             engine.wait()
             threading.Timer(0.1, os._exit, [1]).start()
             return self.answer(500, b"engine died")
-        tokens = [[sum(prompt) % 97] * asked["max_tokens"] for prompt in asked["prompt"]]
+        replica = int(self.headers.get("X-data-parallel-rank", 0))
+        wrong = int(restoring and mood == "wrong" and replica == 1)
+        tokens = [[sum(prompt) % 97 + wrong] * asked["max_tokens"] for prompt in asked["prompt"]]
         choices = [{"index": i, "token_ids": found} for i, found in enumerate(tokens)]
         self.answer(200, json.dumps({"choices": choices[::-1]}).encode())
 
@@ -296,6 +300,37 @@ def test_a_server_that_ends_otherwise_is_found(script, context, monkeypatch, moo
     row = done(script, context, "serve.same-term", script("serving").same("term"))
     assert row["verdict"] == "failed"
     assert f"run: {named}" in row["detail"]
+
+
+def of_replicas(script, context, monkeypatch, way):
+    monkeypatch.setenv("WORKERS", " ".join(context.setups["dp2"].workers))
+    (context.out / "dp2.foundry").write_text("not read")
+    return done(script, context, f"dp2.{way}", script("replicas").replicas)
+
+
+def test_every_replica_of_a_server_answers_as_natively(script, context, monkeypatch):
+    assert "run dp2.native first" in of_replicas(script, context, monkeypatch, "restore")["detail"]
+    native = of_replicas(script, context, monkeypatch, "native")
+    assert (native["verdict"], native["ways"], len(native["served"])) == ("ok", ["native"], 16)
+    restored = of_replicas(script, context, monkeypatch, "restore")
+    assert (restored["verdict"], restored["ways"]) == ("ok", ["restored"])
+
+
+@pytest.mark.parametrize(("mood", "words"), [("wrong", "answer 8 from token 0"), ("half", "['native', 'restored']")])
+def test_one_replica_that_differs_from_the_native_start_is_found(script, context, monkeypatch, mood, words):
+    of_replicas(script, context, monkeypatch, "native")
+    monkeypatch.setenv("MOOD", mood)
+    row = of_replicas(script, context, monkeypatch, "restore")
+    assert row["verdict"] == "failed"
+    assert words in row["detail"]
+
+
+def test_a_setup_of_replicas_says_its_variant_and_its_workers(script):
+    every = script("setups").setups(8, 0.3)
+    dense, experts, sliced = every["dp2"], every["moe_dp2"], every["tp2"]
+    assert (dense.variant, dense.workers, dense.ranks) == ("tp=1", ["rank-0", "replica-1-rank-0"], 2)
+    assert (experts.variant, experts.workers, experts.ranks) == ("dp=2,tp=1", ["rank-0", "rank-1"], 2)
+    assert (sliced.variant, sliced.workers) == ("tp=2", ["rank-0", "rank-1"])
 
 
 def test_nothing_of_a_server_outlives_its_block(script, context, monkeypatch):

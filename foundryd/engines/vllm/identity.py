@@ -27,7 +27,7 @@ _DEEPEST = 4
 _ENVIRONMENT_IGNORED = re.compile(
     r"VLLM_((DEBUG_)?LOG.*|CONFIGURE_LOGGING|HOST_IP|PORT|API_KEY|RPC_.*|HTTP_.*|ENGINE_.*|EXECUTE_MODEL_.*|NO_USAGE.*"
     r"|USAGE_.*|DO_NOT_TRACK|PLUGINS|WORKER_MULTIPROC_METHOD|ENABLE_V1_MULTIPROCESSING|CACHE_ROOT|CONFIG_ROOT"
-    r"|ASSETS_.*|MEDIA_.*|KEEP_ALIVE.*|SKIP_MODEL_NAME_VALIDATION|NCCL_SO_PATH|LOADING.*|DP_MASTER_.*|DEBUG_DUMP_PATH"
+    r"|ASSETS_.*|MEDIA_.*|KEEP_ALIVE.*|SKIP_MODEL_NAME_VALIDATION|NCCL_SO_PATH|LOADING.*|DP_.*|DEBUG_DUMP_PATH"
     r"|MODEL_REDIRECT_PATH|SERVER_DEV_MODE|RINGBUFFER_.*|IMAGE_.*|VIDEO_.*|AUDIO_.*|ALLOW_RUNTIME_LORA_UPDATING)"
 )
 
@@ -83,6 +83,8 @@ class VllmFacts:
             "pipeline_parallel_size": parallel.pipeline_parallel_size,
             "data_parallel_size": parallel.data_parallel_size,
             "enable_expert_parallel": parallel.enable_expert_parallel,
+            "expert_placement_strategy": parallel.expert_placement_strategy,
+            "all2all_backend": parallel.all2all_backend,
             "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
             "environment": environment(self._environ),
         }

@@ -19,8 +19,18 @@ class Refused:
     advice: str
 
 
-def _ranks(config: Any) -> int:
-    return int(config.parallel_config.world_size)
+def _sliced(config: Any) -> int:
+    """How many ranks have slices of one tensor; only they add up their results."""
+    return int(config.parallel_config.tensor_parallel_size)
+
+
+def _replicas(config: Any) -> int:
+    """How many replicas are one world.  Of a dense model each is one, and vLLM has said so by now."""
+    return int(config.parallel_config.data_parallel_size)
+
+
+def _is_replica(config: Any) -> bool:
+    return _replicas(config) > 1 or int(config.parallel_config.data_parallel_index) > 0
 
 
 _LATER = "start without it"
@@ -30,7 +40,23 @@ REFUSED = (
     Refused(
         "pipeline_parallel_size above 1", lambda c: c.parallel_config.pipeline_parallel_size > 1, "use tensor parallel"
     ),
-    Refused("data_parallel_size above 1", lambda c: c.parallel_config.data_parallel_size > 1, "start one vLLM each"),
+    # Only other launchers than vLLM's own do this: they put replicas that share nothing into one world.
+    Refused(
+        "data_parallel_size above 1 in one world of a model without experts",
+        lambda c: _replicas(c) > 1 and not c.model_config.is_moe,
+        "capture one replica, with a --variant without dp",
+    ),
+    Refused(
+        "data_parallel_backend ray",
+        lambda c: c.parallel_config.data_parallel_backend == "ray" and _is_replica(c),
+        "use --data-parallel-backend mp",
+    ),
+    # The others put tokens into peers' memory by themselves, past NCCL.
+    Refused(
+        "an all2all_backend other than allgather_reducescatter",
+        lambda c: _replicas(c) > 1 and c.parallel_config.all2all_backend != "allgather_reducescatter",
+        "use --all2all-backend allgather_reducescatter",
+    ),
     Refused(
         "context parallelism",
         lambda c: (
@@ -84,15 +110,18 @@ REFUSED = (
     # They exchange addresses with peers that a capture does not have.
     Refused(
         "custom all-reduce in a world of several ranks",
-        lambda c: _ranks(c) > 1 and not c.parallel_config.disable_custom_all_reduce,
+        lambda c: _sliced(c) > 1 and not c.parallel_config.disable_custom_all_reduce,
         "add --disable-custom-all-reduce",
     ),
     Refused(
         "fused all-reduce in a world of several ranks",
-        lambda c: _ranks(c) > 1 and bool(c.compilation_config.pass_config.fuse_allreduce_rms),
+        lambda c: _sliced(c) > 1 and bool(c.compilation_config.pass_config.fuse_allreduce_rms),
         """add --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
     ),
 )
+
+# Variables that are off by default and let ranks communicate in another way than graphs are restored for.
+_OTHER_WAYS = ("VLLM_DISABLE_PYNCCL", "VLLM_USE_NCCL_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
 
 # Attention back-ends whose buffers were followed from where they are made to the graphs that read them.
 BACKENDS = frozenset({"FLASH_ATTN"})
@@ -105,10 +134,16 @@ def check(config: Any, environ: dict[str, str]) -> None:
             raise EngineUnsupported(f"{row.what} cannot be restored yet: {row.advice}")
     if environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "0") == "1":
         raise EngineUnsupported("graphs with breaks cannot be restored yet: start without VLLM_USE_BREAKABLE_CUDAGRAPH")
-    if _ranks(config) > 1 and environ.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1") != "0":
+    if _sliced(config) > 1 and environ.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1") != "0":
         raise EngineUnsupported(
             "all-reduce through symmetric memory cannot be restored yet: set VLLM_ALLREDUCE_USE_SYMM_MEM=0"
         )
+    for name in _OTHER_WAYS if _sliced(config) * _replicas(config) > 1 else ():
+        if environ.get(name, "0").lower() not in ("0", "false", ""):
+            raise EngineUnsupported(
+                f"ranks that communicate otherwise than through NCCL communicators of vLLM's own cannot be restored "
+                f"yet: start without {name}"
+            )
 
 
 def check_backends(names: frozenset[str]) -> None:

@@ -67,6 +67,15 @@ PARTS = {
             "enable_elastic_ep",
             "decode_context_parallel_size",
             "prefill_context_parallel_size",
+            # Where a worker is, which is its rank's affair, and how it is started.
+            "data_parallel_rank",
+            "data_parallel_rank_local",
+            "data_parallel_index",
+            "data_parallel_backend",
+            "distributed_executor_backend",
+            "nnodes",
+            # How replicas agree on a step, outside of graphs.
+            "disable_nccl_for_dp_synchronization",
         )
     },
     "scheduler_config": {},
@@ -143,6 +152,7 @@ def test_objects_that_refer_to_one_another_have_a_digest():
 
 def test_variables_of_logs_and_network_do_not_count_and_those_of_kernels_do():
     ignored = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_PORT": "1", "VLLM_HOST_IP": "::1", "HOME": "/root"}
+    ignored |= {"VLLM_DP_RANK": "1", "VLLM_DP_RANK_LOCAL": "1", "VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_PORT": "1"}
     assert environment(ignored) == []
     counted = {"VLLM_USE_TRITON_AWQ": "1", "VLLM_ATTENTION_BACKEND": "X", **ignored}
     assert environment(counted) == ["VLLM_ATTENTION_BACKEND=X", "VLLM_USE_TRITON_AWQ=1"]
@@ -263,6 +273,22 @@ def several(config):
     config.parallel_config.tensor_parallel_size = 2
 
 
+def experts(config):
+    """Two replicas of a model with experts, which are supported as they are."""
+    config.model_config.is_moe = True
+    config.parallel_config.data_parallel_size = 2
+
+
+def through_ray(config):
+    config.parallel_config.data_parallel_index = 1
+    config.parallel_config.data_parallel_backend = "ray"
+
+
+def other_tokens(config):
+    experts(config)
+    config.parallel_config.all2all_backend = "deepep_low_latency"
+
+
 def fused(config):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
@@ -274,6 +300,8 @@ REFUSED = [
     set_to("model_config.enforce_eager", True),
     set_to("parallel_config.pipeline_parallel_size", 2),
     set_to("parallel_config.data_parallel_size", 2),
+    through_ray,
+    other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
     set_to("speculative_config", object()),
@@ -317,6 +345,25 @@ def test_symmetric_memory_is_refused_where_ranks_communicate(vllm):
     with pytest.raises(EngineUnsupported, match="VLLM_ALLREDUCE_USE_SYMM_MEM=0"):
         support.check(config, {})
     support.check(config, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"})
+
+
+def test_replicas_need_no_setting_of_all_reduce_but_ranks_that_share_a_tensor_do(vllm):
+    config = vllm.config.VllmConfig()
+    experts(config)
+    support.check(config, {})
+    config.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(EngineUnsupported, match="custom all-reduce"):
+        support.check(config, {})
+
+
+@pytest.mark.parametrize("name", ["VLLM_DISABLE_PYNCCL", "VLLM_USE_NCCL_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"])
+def test_other_ways_to_communicate_are_refused_where_ranks_do(vllm, name):
+    config = vllm.config.VllmConfig()
+    support.check(config, {name: "1"})
+    experts(config)
+    support.check(config, {name: "0"})
+    with pytest.raises(EngineUnsupported, match=f"start without {name}"):
+        support.check(config, {name: "1"})
 
 
 def test_graphs_with_breaks_are_refused(vllm):

@@ -384,15 +384,6 @@ def test_bytes_that_the_user_fixed_are_taken_as_they_are(vllm):
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_restoring_worker_has_the_rank_that_vllm_gave_it(vllm):
-    vllm.environment(FOUNDRYD_MODE="restore", RANK="0")
-    config = vllm.config.VllmConfig()
-    config.parallel_config.tensor_parallel_size = 4
-    worker = SimpleNamespace(rank=3, local_rank=1, vllm_config=config)
-    own = v0_22.worker_settings(v0_22.settings(), worker)
-    assert (own.rank, own.local_rank, own.world_size) == (3, 1, 4)
-
-
 def test_a_capture_of_another_place_in_the_world_is_refused(vllm):
     with pytest.raises(UsageError, match="captured as rank 1 of 2 and vLLM's worker is rank 0 of 1"):
         vllm.start("capture", RANK="1", WORLD_SIZE="2")

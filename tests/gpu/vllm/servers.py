@@ -72,8 +72,10 @@ class Server:
         except OSError:
             return False
 
-    def complete(self, model: str, prompts: Sequence[list[int]], tokens: int, seconds: float = 60) -> list[list[int]]:
-        """What follows each prompt, greedily; raises ``OSError`` if there is no answer."""
+    def complete(
+        self, model: str, prompts: Sequence[list[int]], tokens: int, seconds: float = 60, replica: int | None = None
+    ) -> list[list[int]]:
+        """What follows each prompt, greedily, from that replica or any; raises ``OSError`` if there is no answer."""
         body = {
             "model": model,
             "prompt": list(prompts),
@@ -85,7 +87,7 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/v1/completions",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json"} | ({} if replica is None else {"X-data-parallel-rank": str(replica)}),
         )
         try:
             with urllib.request.urlopen(request, timeout=seconds) as answer:

@@ -136,9 +136,29 @@ class Setup:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def replicas(self) -> int:
+        """How many replicas it has."""
+        return int(self.options.get("data_parallel_size", 1))
+
+    @property
+    def variant(self) -> str:
+        """What ``foundryd capture`` calls it: replicas are part of a world if they have experts in common."""
+        together = f"dp={self.replicas}," if self.model.experts and self.replicas > 1 else ""
+        return f"{together}tp={self.options.get('tensor_parallel_size', 1)}"
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of its workers' start-up reports."""
+        ranks, replicas = int(self.options.get("tensor_parallel_size", 1)), self.replicas
+        if self.model.experts:
+            ranks, replicas = ranks * replicas, 1
+        before = ["" if replica == 0 else f"replica-{replica}-" for replica in range(replicas)]
+        return [f"{name}rank-{rank}" for name in before for rank in range(ranks)]
+
+    @property
     def ranks(self) -> int:
         """How many GPUs it takes."""
-        return int(self.options.get("tensor_parallel_size", 1))
+        return len(self.workers)
 
     @property
     def flags(self) -> list[str]:
@@ -218,6 +238,13 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             sixteen,
             {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
             {**alone, **first},
+        ),
+        Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
+        Setup(
+            "moe_dp2",
+            sixteen,
+            {**ranks, "data_parallel_size": 2, "enable_expert_parallel": True},
+            first,
         ),
         Setup("tp8", two, {**ranks, "tensor_parallel_size": 8}, alone),
     ]

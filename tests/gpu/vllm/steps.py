@@ -62,13 +62,13 @@ class Context:
             **setup.environment,
         }
 
-    def report(self, label: str, ranks: int = 1) -> Row:
-        """How the workers of a start started: the first rank's report, and all ways and reasons."""
+    def report(self, label: str, workers: Sequence[str] = ("rank-0",)) -> Row:
+        """How the workers of a start started: the first one's report, and all ways and reasons."""
         found = []
-        for rank in range(ranks):
-            path = self.out / f"report-{label}" / f"rank-{rank}.json"
+        for worker in workers:
+            path = self.out / f"report-{label}" / f"{worker}.json"
             if not path.exists():
-                raise RunFailed(f"{label}: rank {rank} left no start-up report, so the plug-in was not loaded")
+                raise RunFailed(f"{label}: {worker} left no start-up report, so the plug-in was not loaded")
             found.append(json.loads(path.read_text()))
         fallbacks = [report["fallback"] for report in found if report["fallback"]]
         return found[0] | {"ways": sorted({report["way"] for report in found}), "fallbacks": fallbacks}
@@ -133,7 +133,7 @@ def start(
     command = ["bash", "-c", 'exec "$@" >&2', "bash", *launched(wanted, archive)]
     run(label, command, given, timeout=limit or context.limit, log=context.out / f"{label}.log")
     result = json.loads(Path(wanted["out"]).read_text())
-    report = context.report(label, setup.ranks)
+    report = context.report(label, setup.workers)
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
     kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
@@ -180,7 +180,7 @@ def capture(
     archive = context.out / f"{setup.name}.foundry"
     logs = context.out / f"logs-{setup.name}"
     shutil.rmtree(logs, ignore_errors=True)
-    options = ["-o", str(archive), "--variant", f"tp={setup.ranks}", "--json", "--logs", str(logs)]
+    options = ["-o", str(archive), "--variant", setup.variant, "--json", "--logs", str(logs)]
     options += ["--deadline", str(context.capture_deadline), "--jobs", str(jobs)]
     options += ["--sample", sample] if sample else []
     options += ["--held-out", held_out] if held_out else []

@@ -34,6 +34,7 @@ class ModelConfig:
     multimodal_config: Any = None
     is_encoder_decoder: bool = False
     runner_type: str = "generate"
+    is_moe: bool = False
 
 
 @dataclass
@@ -60,9 +61,18 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+    data_parallel_rank_local: int | None = None
+    data_parallel_index: int = 0
+    data_parallel_backend: str = "mp"
+    distributed_executor_backend: str | None = None
+    nnodes: int = 1
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    expert_placement_strategy: str = "linear"
+    all2all_backend: str = "allgather_reducescatter"
+    disable_nccl_for_dp_synchronization: bool = True
     enable_dbo: bool = False
     enable_eplb: bool = False
     enable_elastic_ep: bool = False
@@ -70,7 +80,13 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Of one replica; only an external launcher's is of all of them."""
+        replicas = self.data_parallel_size if self.distributed_executor_backend == "external_launcher" else 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size * replicas
+
+    @property
+    def nnodes_within_dp(self) -> int:
+        return self.nnodes
 
 
 @dataclass

@@ -14,6 +14,7 @@ from vllm.forward_context import set_forward_context
 from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 from vllm.v1.worker.gpu.attn_utils import Builder
 from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
@@ -114,9 +115,19 @@ class GPUModelRunner:
 
     def _dummy_run(self, num_tokens, cudagraph_runtime_mode=None, batch=None):
         note("dummy run")
+        self._agree(num_tokens, cudagraph_runtime_mode)
         current_workspace_manager()._ensure_workspace_size(num_tokens)
         self.seq_lens[:num_tokens] = 1
         return self._forward(num_tokens, cudagraph_runtime_mode, batch)
+
+    def _agree(self, tokens, mode):
+        """Stands for what the mode of a step is once replicas have agreed; a capture insists on its own."""
+        own = (mode or CUDAGraphMode.NONE).value
+        found = coordinate_batch_across_dp(
+            tokens, False, self.vllm_config.parallel_config, num_tokens_padded=tokens, cudagraph_mode=own
+        )
+        assert found[2] == own, "a replica that is captured runs no graph, for it believes that the others run none"
+        assert found[1] is None or found[1].tolist() == [tokens] * len(found[1])
 
     def _forward(self, tokens, mode, batch):
         with set_forward_context(mode, tokens, batch):
