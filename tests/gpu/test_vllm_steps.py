@@ -43,11 +43,15 @@ class Engine:
         rank |= {{"phases_ms": phases, "parts_ms": {{"graphs.bind": 1.5}}, "collector_ms": {{"graphs": 0.5}}}}
         (report / "rank-0.json").write_text(json.dumps(rank))
 
-    def answer(self, batch, tokens):
+    def answer(self, batch, tokens, adapters=()):
         if mood == "ends":
             sys.exit(3)
         wrong = restoring and mood == "wrong" and tokens > 2
-        found = [[(sum(prompt) + k) % 97 for k in range(tokens)] for prompt in batch]
+        numbers = [each[0] if each and mood != "deaf" else 0 for each in adapters] or [0] * len(batch)
+        found = [
+            [(sum(prompt) + 10 * number + k) % 97 for k in range(tokens)]
+            for prompt, number in zip(batch, numbers, strict=True)
+        ]
         if wrong:
             found[-1][-1] += 1
         return found
@@ -183,6 +187,17 @@ def test_the_functions_of_a_start_are_written_natively_and_restored(script, cont
         assert "Ordered by: cumulative time" in text
         assert "Ordered by: internal time" in text
         assert "engine.py" in text  # the stand-in's constructor
+
+
+def test_adapters_have_to_change_what_is_answered(script, context, monkeypatch):
+    steps, setups = script("steps"), script("setups")
+    monkeypatch.setattr(setups.Model, "adapter", lambda self, folder, number: folder / f"adapter-{number}")
+    row = done(script, context, "lora.native", steps.native)
+    assert (row["verdict"], row["by_adapter"], row["answers"]) == ("ok", 3, 64)
+    monkeypatch.setenv("MOOD", "deaf")
+    row = done(script, context, "lora.native", steps.native)
+    assert row["verdict"] == "failed"
+    assert "2 adapters and none gave one prompt 1 answers" in row["detail"]
 
 
 def test_one_token_that_differs_is_found_and_named(script, context, monkeypatch):

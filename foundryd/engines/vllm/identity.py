@@ -45,7 +45,11 @@ _COMPILATION = (
     "use_inductor_graph_partition",
     "pass_config",
     "dynamic_shapes_config",
+    "cudagraph_specialize_lora",
 )
+
+# Of the configuration of adapters: how many a host keeps, which graphs do not see.
+_LORA_IGNORED = frozenset({"max_loras", "max_lora_rank", "max_cpu_loras"})
 
 
 class VllmFacts:
@@ -61,6 +65,7 @@ class VllmFacts:
         config = self._config
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         parallel, compilation, attention = config.parallel_config, config.compilation_config, config.attention_config
+        lora = config.lora_config
         facts: dict[str, Any] = {
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "dtype": model.dtype,
@@ -85,6 +90,9 @@ class VllmFacts:
             "enable_expert_parallel": parallel.enable_expert_parallel,
             "expert_placement_strategy": parallel.expert_placement_strategy,
             "all2all_backend": parallel.all2all_backend,
+            "max_loras": None if lora is None else lora.max_loras,
+            "max_lora_rank": None if lora is None else lora.max_lora_rank,
+            "lora": None if lora is None else digest(_fields(lora, without=_LORA_IGNORED)),
             "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
             "environment": environment(self._environ),
         }

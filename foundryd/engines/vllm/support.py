@@ -70,7 +70,19 @@ REFUSED = (
         _LATER,
     ),
     Refused("speculative decoding", lambda c: c.speculative_config is not None, _LATER),
-    Refused("LoRA", lambda c: c.lora_config is not None, _LATER),
+    Refused(
+        "LoRA in a world of several ranks",
+        lambda c: c.lora_config is not None and _sliced(c) * _replicas(c) > 1,
+        "use one GPU",
+    ),
+    # Their kernels get the adapters of tokens in a way of their own.
+    Refused("LoRA of experts", lambda c: c.lora_config is not None and c.model_config.is_moe, _LATER),
+    # Then the host decides for each batch how many adapters its kernels look at.
+    Refused(
+        "specialize_active_lora",
+        lambda c: c.lora_config is not None and c.lora_config.specialize_active_lora,
+        _LATER,
+    ),
     Refused(
         "KV or encoder cache transfer",
         lambda c: c.kv_transfer_config is not None or c.ec_transfer_config is not None,
@@ -134,6 +146,10 @@ def check(config: Any, environ: dict[str, str]) -> None:
             raise EngineUnsupported(f"{row.what} cannot be restored yet: {row.advice}")
     if environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "0") == "1":
         raise EngineUnsupported("graphs with breaks cannot be restored yet: start without VLLM_USE_BREAKABLE_CUDAGRAPH")
+    if config.lora_config is not None and environ.get("VLLM_LORA_ENABLE_DUAL_STREAM", "0") not in ("0", ""):
+        raise EngineUnsupported(
+            "LoRA on a stream of its own cannot be restored yet: start without VLLM_LORA_ENABLE_DUAL_STREAM"
+        )
     if _sliced(config) > 1 and environ.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1") != "0":
         raise EngineUnsupported(
             "all-reduce through symmetric memory cannot be restored yet: set VLLM_ALLREDUCE_USE_SYMM_MEM=0"

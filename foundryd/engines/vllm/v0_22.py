@@ -134,6 +134,11 @@ def _process_weights(real: Callable[..., Any], *arguments: Any, **named: Any) ->
         return real(*arguments, **named)
 
 
+def _load_lora_model(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    with _made("weights", "lora"):
+        return real(*arguments, **named)
+
+
 def _init_model_state(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     with _made("io", "model_state"):
         return real(*arguments, **named)
@@ -344,6 +349,7 @@ def _runner(module: str) -> tuple[Seam, ...]:
     """What both of vLLM's runners have."""
     return (
         Seam(module, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
+        Seam(module, "GPUModelRunner", "load_lora_model", ("self", "model", "vllm_config", "device"), _load_lora_model),
         Seam(module, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
         Seam(module, "GPUModelRunner", "profile_run", ("self",), _profile_run),
         Seam(module, "GPUModelRunner", "capture_model", ("self",), _capture_model),

@@ -116,6 +116,25 @@ def test_each_setting_that_graphs_may_depend_on_changes_one_fact(vllm, part):
             assert found == expected, field.name
 
 
+def test_each_setting_of_adapters_changes_one_fact_but_for_how_many_the_host_keeps(vllm):
+    for field in dataclasses.fields(vllm.config.LoRAConfig):
+
+        def change(config, name=field.name):
+            settings = config.lora_config
+            setattr(settings, name, other(getattr(settings, name)))
+
+        plain = vllm.config.VllmConfig(lora_config=vllm.config.LoRAConfig())
+        before = facts(plain)
+        change(plain)
+        found = {name for name, value in facts(plain).items() if before[name] != value}
+        own = f"vllm.{field.name}" if field.name in ("max_loras", "max_lora_rank") else "vllm.lora"
+        assert found == (set() if field.name == "max_cpu_loras" else {own}), field.name
+    without, config = facts(vllm.config.VllmConfig()), vllm.config.VllmConfig(lora_config=vllm.config.LoRAConfig())
+    assert {name for name, value in facts(config).items() if without[name] != value} == {
+        *("vllm.max_loras", "vllm.max_lora_rank", "vllm.lora")
+    }
+
+
 def test_a_block_size_counts_if_the_user_chose_it(vllm):
     def chosen(config):
         config.cache_config.user_specified_block_size = True
@@ -256,6 +275,19 @@ def test_a_whole_graph_of_the_first_runner_is_told_apart_by_tokens_requests_and_
     assert len(set(keys)) == len(keys)
 
 
+def test_a_batch_with_adapters_has_a_graph_of_its_own(vllm):
+    batch = vllm.context.BatchDescriptor(8, 8, True)
+    with_adapters = batch._replace(has_lora=True, num_active_loras=3)
+    assert v0_22_pieces.key_of_whole(with_adapters) == (*v0_22_pieces.key_of_whole(batch), 3)
+    assert v0_22_pieces.key_of(1, 8, 3) == (*v0_22_pieces.key_of(1, 8), 3)
+    assert v0_22_pieces.tokens_of(v0_22_pieces.key_of(1, 8, 3)) == 8
+    assert v0_22_pieces.tokens_of(v0_22_pieces.key_of_whole(batch)) == 8
+
+
+def test_a_whole_graph_says_how_many_tokens_of_a_request_it_decodes(vllm):
+    assert v0_22_pieces.key_of_whole(vllm.context.BatchDescriptor(8, 2, True)) == ("FULL", 8, 2, 4)
+
+
 # --- what is refused before anything ----------------------------------------------------------------------------------
 
 
@@ -289,6 +321,16 @@ def other_tokens(config):
     config.parallel_config.all2all_backend = "deepep_low_latency"
 
 
+def adapters(on=None, **settings):
+    def change(config):
+        names = {"max_loras": 2, "max_lora_rank": 8, "specialize_active_lora": False}
+        config.lora_config = SimpleNamespace(**(names | settings))
+        if on is not None:
+            on(config)
+
+    return change
+
+
 def fused(config):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
@@ -305,7 +347,9 @@ REFUSED = [
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
     set_to("speculative_config", object()),
-    set_to("lora_config", object()),
+    adapters(on=several),
+    adapters(on=set_to("model_config.is_moe", True)),
+    adapters(specialize_active_lora=True),
     set_to("kv_transfer_config", object()),
     set_to("weight_transfer_config", object()),
     set_to("offload_config.uva.cpu_offload_gb", 1),
@@ -361,6 +405,15 @@ def test_other_ways_to_communicate_are_refused_where_ranks_do(vllm, name):
     config = vllm.config.VllmConfig()
     support.check(config, {name: "1"})
     experts(config)
+    support.check(config, {name: "0"})
+    with pytest.raises(EngineUnsupported, match=f"start without {name}"):
+        support.check(config, {name: "1"})
+
+
+def test_adapters_on_a_stream_of_their_own_are_refused(vllm):
+    config, name = vllm.config.VllmConfig(), "VLLM_LORA_ENABLE_DUAL_STREAM"
+    support.check(config, {name: "1"})
+    adapters()(config)
     support.check(config, {name: "0"})
     with pytest.raises(EngineUnsupported, match=f"start without {name}"):
         support.check(config, {name: "1"})

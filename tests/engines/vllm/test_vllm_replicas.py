@@ -221,7 +221,7 @@ def test_ranks_of_a_world_capture_on_trial_together_or_not_at_all(vllm, monkeypa
 
     agreeing(monkeypatch)
     unsupported = experts(vllm)
-    unsupported.lora_config = object()
+    unsupported.kv_transfer_config = object()
     assert trials(unsupported) == 1  # so it is on every rank
     monkeypatch.setattr("foundryd.engines.vllm.adapter.WorkerGraphs", missing)
     assert trials(experts(vllm)) == 0

@@ -208,18 +208,18 @@ def test_batches_that_vllm_resolved_otherwise_are_refused(vllm, monkeypatch):
 
 
 def test_an_unsupported_configuration_attaches_to_nothing(vllm, caplog):
-    config = vllm.config.VllmConfig(lora_config=object())
+    config = vllm.config.VllmConfig(kv_transfer_config=object())
     with caplog.at_level(logging.WARNING, "foundryd"):
         worker = vllm.start("restore", config)
-    assert_native(vllm, worker, EngineUnsupported, "LoRA")
+    assert_native(vllm, worker, EngineUnsupported, "cache transfer")
     assert "attach" not in vllm.what()
     assert {arena for _, arena in vllm.log.events} == {"default"}
     assert len(caplog.records) == 1
 
 
 def test_an_unsupported_configuration_ends_a_capture(vllm):
-    with pytest.raises(EngineUnsupported, match="LoRA"):
-        vllm.start("capture", vllm.config.VllmConfig(lora_config=object()), **RANK)
+    with pytest.raises(EngineUnsupported, match="cache transfer"):
+        vllm.start("capture", vllm.config.VllmConfig(kv_transfer_config=object()), **RANK)
 
 
 def test_an_error_while_finishing_a_restore_does_not_end_the_worker(vllm, monkeypatch):

@@ -80,6 +80,7 @@ def steps() -> list[Step]:
         *(("full", "FULL"), ("pieces", "FULL_AND_PIECEWISE"), ("moe", "experts, V2 runner")),
         *(("moe_v1", "experts, V1 runner"), ("moe_v1_pieces", "the same, FULL_AND_PIECEWISE")),
         ("v1", "V1 runner"),
+        *(("lora", "two adapters and none in turns, V1 runner"), ("lora_v2", "the same, V2 runner")),
     )
     for setup, mode in others:
         found += [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
+RANK = 8  # of adapters, less than what vLLM is told to have room for
 ATTENTION = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -114,6 +115,28 @@ class Model:
         (path / "config.json").write_text(json.dumps(self.config, indent=2))
         return path
 
+    def adapter(self, folder: Path, number: int) -> Path:
+        """The folder of a LoRA adapter of the model below ``folder``, written if it is not there."""
+        import torch
+        from safetensors.torch import save_file
+
+        path = folder / f"{self.name}-adapter-{number}"
+        if (path / "adapter_config.json").exists():
+            return path
+        generator = torch.Generator().manual_seed(1000 + number)
+        wanted = ("q_proj", "v_proj", "o_proj", "down_proj")
+        values = {}
+        for name, (out, into) in ((n, s) for n, s in self.shapes().items() if n.split(".")[-2] in wanted):
+            at = f"base_model.model.{name.removesuffix('.weight')}"
+            # Large enough for other tokens to come of it.
+            values[f"{at}.lora_A.weight"] = torch.randn((RANK, into), generator=generator) * into**-0.5
+            values[f"{at}.lora_B.weight"] = torch.randn((out, RANK), generator=generator) * RANK**-0.5
+        path.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.bfloat16() for name, value in values.items()}, path / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": list(wanted), "bias": "none"}
+        (path / "adapter_config.json").write_text(json.dumps(settings, indent=2))
+        return path
+
 
 def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
     return {
@@ -127,13 +150,14 @@ def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]
 class Setup:
     """A model with the options of ``vllm serve`` and of ``vllm.LLM``, alike for capture, native start and restore.
 
-    ``environment`` are variables that all of them get.
+    ``environment`` are variables that all of them get, ``adapters`` how many LoRA adapters prompts have in turns.
     """
 
     name: str
     model: Model
     options: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+    adapters: int = 0
 
     @property
     def replicas(self) -> int:
@@ -211,6 +235,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
     # Without flashinfer, which its sampler would import.
     first = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     ranks |= {"compilation_config": graphs(decode, few, pass_config={"fuse_allreduce_rms": False})}
+    adapters = {"compilation_config": graphs(decode, [*few, 16, 32])}
+    adapters |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
     listed = [
         Setup("decode", Model(layers), {**timed, "compilation_config": graphs(decode)}),
         Setup("full", two, {**timed, "compilation_config": graphs("FULL", [1, 2, 4, 8, 16, 32, 64])}),
@@ -239,6 +265,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
             {**alone, **first},
         ),
+        Setup("lora", two, {**timed, **adapters}, first, adapters=2),
+        Setup("lora_v2", two, {**timed, **adapters}, adapters=2),
         Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
         Setup(
             "moe_dp2",

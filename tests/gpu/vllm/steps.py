@@ -101,6 +101,7 @@ def wanted_of(context: Context, setup: Setup, label: str, batches: Sequence[int]
         "tokens": tokens,
         "socket": None,
         "calls": None,
+        "adapters": [str(setup.model.adapter(context.out, number)) for number in range(setup.adapters)],
     }
 
 
@@ -137,7 +138,10 @@ def start(
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
     kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
-    return figures | {name: report[name] for name in kept} | {"answers": len(answers), "distinct": _distinct(answers)}
+    found = {"answers": len(answers), "distinct": _distinct(answers), "by_adapter": result["by_adapter"]}
+    if setup.adapters and found["by_adapter"] <= setup.adapters:
+        raise RunFailed(f"{label}: {setup.adapters} adapters and none gave one prompt {found['by_adapter']} answers")
+    return figures | {name: report[name] for name in kept} | found
 
 
 def answers_of(context: Context, label: str) -> list[list[int]]:

@@ -101,6 +101,17 @@ class KernelConfig:
 
 
 @dataclass
+class LoRAConfig:
+    max_lora_rank: int = 2
+    max_loras: int = 2
+    fully_sharded_loras: bool = False
+    max_cpu_loras: int | None = None
+    lora_dtype: torch.dtype = torch.float32
+    target_modules: list[str] | None = None
+    specialize_active_lora: bool = False
+
+
+@dataclass
 class UVAOffloadConfig:
     cpu_offload_gb: float = 0
 
@@ -128,7 +139,7 @@ class VllmConfig:
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
     use_v2_model_runner: bool = True
     speculative_config: Any = None
-    lora_config: Any = None
+    lora_config: LoRAConfig | None = None
     kv_transfer_config: Any = None
     ec_transfer_config: Any = None
     weight_transfer_config: Any = None

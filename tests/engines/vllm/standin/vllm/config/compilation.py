@@ -33,5 +33,6 @@ class CompilationConfig:
     use_inductor_graph_partition: bool = False
     pass_config: PassConfig = field(default_factory=PassConfig)
     dynamic_shapes_config: Any = None
+    cudagraph_specialize_lora: bool = True
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL_DECODE_ONLY
     cudagraph_capture_sizes: list[int] = field(default_factory=lambda: [1, 2, 4])

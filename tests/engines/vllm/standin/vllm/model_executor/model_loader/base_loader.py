@@ -36,7 +36,8 @@ class Tiny(torch.nn.Module):
         self.embedding = torch.nn.Parameter(torch.zeros(16, hidden), requires_grad=False)
         self.scale = torch.nn.Parameter(torch.ones(hidden), requires_grad=False)
         self.register_buffer("angles", torch.arange(64).float())
-        self.buffer = torch.zeros(8, hidden)  # stands for the memory of the graphs
+        self.buffer = torch.zeros(32, hidden)  # stands for the memory of the graphs
+        self.adapted = None
         self.pieces = [Piece(0, self._first), Piece(1, self._second)]
         if vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_AND_PIECEWISE:
             options = [CUDAGraphOptions(weak_ref_output=last) for last in (False, True)]
@@ -48,6 +49,9 @@ class Tiny(torch.nn.Module):
     def _first(self, tokens):
         out = self.buffer[: len(tokens)]
         out.copy_(self.embedding[tokens.long()] * self.scale)
+        if self.adapted is not None:
+            layer = self.adapted
+            layer.punica_wrapper.add_lora_linear(out, out.clone(), layer.lora_a_stacked, layer.lora_b_stacked)
         return out
 
     def _second(self, hidden, positions):

@@ -16,6 +16,7 @@ from vllm.model_executor.model_loader.base_loader import DummyModelLoader
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker.dp_utils import coordinate_batch_across_dp
 from vllm.v1.worker.gpu.attn_utils import Builder
+from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
 
@@ -46,10 +47,12 @@ class Group:
         return self._builder
 
 
-class GPUModelRunner:
+class GPUModelRunner(LoRAModelRunnerMixin):
     def __init__(self, vllm_config, device):
         note("input buffers")
-        self.vllm_config, self.device = vllm_config, device
+        self.vllm_config, self.device = vllm_config, torch.device("cpu")
+        self.lora_config, self.speculative_config = vllm_config.lora_config, vllm_config.speculative_config
+        self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._requests = vllm_config.scheduler_config.max_num_seqs
         self._tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
@@ -63,6 +66,8 @@ class GPUModelRunner:
     def load_model(self, load_dummy_weights=False):
         config = self.vllm_config
         self.model = DummyModelLoader().load_model(vllm_config=config, model_config=config.model_config)
+        if self.lora_config:
+            self.model = self.load_lora_model(self.model, config, self.device)
         if config.compilation_config.cudagraph_mode is not CUDAGraphMode.NONE:
             options = CUDAGraphOptions(weak_ref_output=True)
             self.model = CUDAGraphWrapper(self.model, config, CUDAGraphMode.FULL, options)
@@ -110,15 +115,31 @@ class GPUModelRunner:
 
     def _capture_cudagraphs(self, batch_descriptors, cudagraph_runtime_mode):
         for batch in batch_descriptors:
-            self._dummy_run(batch.num_tokens, CUDAGraphMode.NONE)
-            self._dummy_run(batch.num_tokens, cudagraph_runtime_mode, batch)
+            adapters = {"num_active_loras": batch.num_active_loras, "remove_lora": False} if batch.has_lora else {}
+            self._dummy_run(batch.num_tokens, CUDAGraphMode.NONE, **adapters)
+            self._dummy_run(batch.num_tokens, cudagraph_runtime_mode, batch, **adapters)
+        if self.lora_config:
+            self.lora_manager._adapter_manager.remove_all_adapters()
 
-    def _dummy_run(self, num_tokens, cudagraph_runtime_mode=None, batch=None):
-        note("dummy run")
+    def _dummy_run(
+        self,
+        num_tokens,
+        cudagraph_runtime_mode=None,
+        batch=None,
+        skip_eplb=False,
+        remove_lora=True,
+        num_active_loras=0,
+    ):
+        note("dummy run with adapters" if num_active_loras else "dummy run")
+        if self.lora_config:
+            self._select_dummy_adapters(num_tokens, num_active_loras)
         self._agree(num_tokens, cudagraph_runtime_mode)
         current_workspace_manager()._ensure_workspace_size(num_tokens)
         self.seq_lens[:num_tokens] = 1
-        return self._forward(num_tokens, cudagraph_runtime_mode, batch)
+        output = self._forward(num_tokens, cudagraph_runtime_mode, batch)
+        if self.lora_config and remove_lora:
+            self.lora_manager._adapter_manager.remove_all_adapters()
+        return output
 
     def _agree(self, tokens, mode):
         """Stands for what the mode of a step is once replicas have agreed; a capture insists on its own."""
@@ -136,9 +157,17 @@ class GPUModelRunner:
             )
 
     def _build_attention_metadata(
-        self, num_tokens, num_reqs, max_query_len, num_tokens_padded, for_cudagraph_capture, slot_mappings
+        self,
+        num_tokens,
+        num_reqs,
+        max_query_len,
+        num_tokens_padded,
+        for_cudagraph_capture,
+        slot_mappings,
+        use_spec_decode=False,
     ):
         assert for_cudagraph_capture
+        assert use_spec_decode == (self.speculative_config is not None)
         starts = self.query_start_loc
         assert torch.equal(starts.cpu[: num_reqs + 1], starts.gpu[: num_reqs + 1])
         for i, groups in enumerate(self.attn_groups):
@@ -155,9 +184,10 @@ class GPUModelRunner:
                 )
 
     @torch.inference_mode()
-    def execute(self, tokens, mode=CUDAGraphMode.FULL):
+    def execute(self, tokens, mode=CUDAGraphMode.FULL, with_adapters=False):
         """Not of vLLM: one step through the graph of the smallest batch that has room."""
         [batches] = [b for m, b in self.cudagraph_dispatcher.get_capture_descs() if m is mode]
-        batch = next(b for b in reversed(batches) if b.num_tokens >= len(tokens))
+        fit = [b for b in reversed(batches) if b.num_tokens >= len(tokens) and b.has_lora == with_adapters]
+        batch = fit[0]
         self.input_ids.gpu[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         return self._forward(batch.num_tokens, mode, batch)[: len(tokens)].clone()
