@@ -65,7 +65,7 @@ class VllmFacts:
         config = self._config
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         parallel, compilation, attention = config.parallel_config, config.compilation_config, config.attention_config
-        lora = config.lora_config
+        lora, speculative = config.lora_config, config.speculative_config
         facts: dict[str, Any] = {
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "dtype": model.dtype,
@@ -93,6 +93,9 @@ class VllmFacts:
             "max_loras": None if lora is None else lora.max_loras,
             "max_lora_rank": None if lora is None else lora.max_lora_rank,
             "lora": None if lora is None else digest(_fields(lora, without=_LORA_IGNORED)),
+            # Where drafts come from graphs do not see.
+            "speculative_method": None if speculative is None else speculative.method,
+            "num_speculative_tokens": None if speculative is None else speculative.num_speculative_tokens,
             "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
             "environment": environment(self._environ),
         }

@@ -69,7 +69,17 @@ REFUSED = (
         lambda c: c.parallel_config.enable_dbo or c.parallel_config.enable_eplb or c.parallel_config.enable_elastic_ep,
         _LATER,
     ),
-    Refused("speculative decoding", lambda c: c.speculative_config is not None, _LATER),
+    # What looks up drafts in the prompt has no graphs.  A model that drafts has some of its own, in another manager.
+    Refused(
+        "speculative decoding other than ngram",
+        lambda c: c.speculative_config is not None and c.speculative_config.method != "ngram",
+        """use --speculative-config '{"method": "ngram", …}', or none""",
+    ),
+    Refused(
+        "speculative decoding with LoRA",
+        lambda c: c.speculative_config is not None and c.lora_config is not None,
+        "start without one of them",
+    ),
     Refused(
         "LoRA in a world of several ranks",
         lambda c: c.lora_config is not None and _sliced(c) * _replicas(c) > 1,

@@ -135,6 +135,16 @@ def test_each_setting_of_adapters_changes_one_fact_but_for_how_many_the_host_kee
     }
 
 
+def test_how_many_tokens_are_drafted_counts_and_not_where_they_are_looked_up(vllm):
+    def drafted(**settings):
+        return facts(vllm.config.VllmConfig(speculative_config=vllm.config.SpeculativeConfig(**settings)))
+
+    assert drafted() == drafted(prompt_lookup_max=5, prompt_lookup_min=2)
+    before, after = drafted(), drafted(num_speculative_tokens=4)
+    assert {name for name in before if before[name] != after[name]} == {"vllm.num_speculative_tokens"}
+    assert facts(vllm.config.VllmConfig())["vllm.speculative_method"] == "default"
+
+
 def test_a_block_size_counts_if_the_user_chose_it(vllm):
     def chosen(config):
         config.cache_config.user_specified_block_size = True
@@ -331,6 +341,10 @@ def adapters(on=None, **settings):
     return change
 
 
+def drafts(method):
+    return set_to("speculative_config", SimpleNamespace(method=method, num_speculative_tokens=3))
+
+
 def fused(config):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
@@ -346,7 +360,8 @@ REFUSED = [
     other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
-    set_to("speculative_config", object()),
+    drafts("eagle"),
+    adapters(on=drafts("ngram")),
     adapters(on=several),
     adapters(on=set_to("model_config.is_moe", True)),
     adapters(specialize_active_lora=True),

@@ -139,6 +139,37 @@ def test_a_graph_gets_the_schedule_of_its_own_batch_and_the_host_keeps_its_start
     assert runner.input_batch.block_table.block_tables[0].slot_mapping.gpu[:4].unique().numel() == 4
 
 
+@pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_graphs_for_drafts_that_are_looked_up_are_named_by_tokens_of_a_request(vllm, mode):
+    config = configured(vllm, mode, (4, 8))
+    config.speculative_config = vllm.config.SpeculativeConfig(num_speculative_tokens=3)
+    runner = vllm.start("capture", config, **RANK).model_runner
+    whole = [("FULL", 8, 2, 4), ("FULL", 4, 1, 4)]
+    assert list(graphs()._graphs)[-2:] == whole
+    graphs().vary(1)
+    assert runner.query_start_loc.gpu.tolist() == [0, 4, 8, 12, 16]
+    [schedule] = schedules(runner).values()
+    for key in whole:
+        # The stand-in's builder fails for a query of more tokens than it is told of.
+        graphs().vary_graph(key, 1)
+        assert schedule[4 : 4 + key[2]].tolist() == [4] * key[2]
+    restored = vllm.start("restore", config).model_runner
+    assert fallback() is None
+    assert [batch.num_tokens for batch in restored.model.concrete_cudagraph_entries] == [8, 4]
+
+
+def test_another_number_of_drafts_is_refused(vllm):
+    def drafting(count):
+        config = configured(vllm, sizes=(12,))
+        config.speculative_config = vllm.config.SpeculativeConfig(num_speculative_tokens=count)
+        return config
+
+    vllm.start("capture", drafting(3), **RANK)
+    vllm.start("restore", drafting(2))
+    assert isinstance(fallback(), IdentityMismatch)
+    assert "vllm.num_speculative_tokens is 2 and the archive has 3" in str(fallback())
+
+
 def native(vllm, worker, error, *named):
     """The worker captured by itself and serves, for this reason."""
     assert isinstance(fallback(), error)

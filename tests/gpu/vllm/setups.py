@@ -267,6 +267,18 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
         ),
         Setup("lora", two, {**timed, **adapters}, first, adapters=2),
         Setup("lora_v2", two, {**timed, **adapters}, adapters=2),
+        Setup(
+            "ngram",
+            two,
+            {
+                **{**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+                "speculative_config": {
+                    **{"method": "ngram", "num_speculative_tokens": 3},
+                    **{"prompt_lookup_max": 2, "prompt_lookup_min": 1},
+                },
+            },
+            first,
+        ),
         Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
         Setup(
             "moe_dp2",

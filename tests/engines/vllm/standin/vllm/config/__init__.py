@@ -112,6 +112,14 @@ class LoRAConfig:
 
 
 @dataclass
+class SpeculativeConfig:
+    method: str = "ngram"
+    num_speculative_tokens: int = 3
+    prompt_lookup_max: int = 2
+    prompt_lookup_min: int = 1
+
+
+@dataclass
 class UVAOffloadConfig:
     cpu_offload_gb: float = 0
 
@@ -138,7 +146,7 @@ class VllmConfig:
     offload_config: OffloadConfig = field(default_factory=OffloadConfig)
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
     use_v2_model_runner: bool = True
-    speculative_config: Any = None
+    speculative_config: SpeculativeConfig | None = None
     lora_config: LoRAConfig | None = None
     kv_transfer_config: Any = None
     ec_transfer_config: Any = None

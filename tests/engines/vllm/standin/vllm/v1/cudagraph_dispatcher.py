@@ -20,7 +20,7 @@ class CudagraphDispatcher:
         some = lora.max_loras + 1
         return [some, 0] if self._config.compilation_config.cudagraph_specialize_lora else [some]
 
-    def initialize_cudagraph_keys(self, mode):
+    def initialize_cudagraph_keys(self, mode, uniform_decode_query_len=1):
         self.cudagraph_mode = mode
         sizes = sorted(self._config.compilation_config.cudagraph_capture_sizes, reverse=True)
         most = self._config.scheduler_config.max_num_seqs
@@ -33,8 +33,10 @@ class CudagraphDispatcher:
         if mode is CUDAGraphMode.FULL:
             self._batches[CUDAGraphMode.FULL] = batches(lambda n: BatchDescriptor(n, min(n, most)))
         else:
-            decoding = [n for n in sizes if n <= most]
-            self._batches[CUDAGraphMode.FULL] = batches(lambda n: BatchDescriptor(n, n, True), decoding)
+            each = uniform_decode_query_len
+            decoding = [n for n in sizes if each <= n <= each * most]
+            assert not any(n % each for n in decoding)
+            self._batches[CUDAGraphMode.FULL] = batches(lambda n: BatchDescriptor(n, n // each, True), decoding)
 
     def get_capture_descs(self):
         return list(self._batches.items())

@@ -100,7 +100,8 @@ class GPUModelRunner(LoRAModelRunnerMixin):
             slot_mapping=Buffer(self._tokens, dtype=torch.int64),
         )
         self.input_batch = SimpleNamespace(vocab_size=16, block_table=SimpleNamespace(block_tables=[table]))
-        self.cudagraph_dispatcher.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode)
+        drafts = 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode, 1 + drafts)
         self.kv_caches = [torch.zeros(2, kv_cache_config.num_blocks, block, 1, 2)]
 
     @torch.inference_mode()
