@@ -406,6 +406,16 @@ def test_a_setup_is_the_same_on_a_command_line(script):
     assert setup.options["max_num_seqs"] == 8
 
 
+def test_a_setup_has_the_folder_of_the_model_that_drafts(script, context):
+    asked = []
+    context.models = lambda setup: asked.append(setup.model.layers) or context.out / "model"
+    setup = context.setup_of("draft.restore")
+    assert asked == [1]
+    settings = json.loads(setup.flags[setup.flags.index("--speculative-config") + 1])
+    assert settings == {"method": "draft_model", "model": str(context.out / "model"), "num_speculative_tokens": 3}
+    assert context.setup_of("small.restore") == context.setups["small"]
+
+
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_models_parameters_are_those_that_its_configuration_says(script, experts):
     model = script("setups").Model(2, 100, experts=experts)

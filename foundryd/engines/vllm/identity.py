@@ -48,6 +48,19 @@ _COMPILATION = (
     "cudagraph_specialize_lora",
 )
 
+# Of the configuration of drafts: what may choose kernels, memory or outputs of the model that checks them.
+_SPECULATIVE = (
+    "quantization",
+    "moe_backend",
+    "attention_backend",
+    "max_model_len",
+    "draft_tensor_parallel_size",
+    "disable_padded_drafter_batch",
+    "use_local_argmax_reduction",
+    "parallel_drafting",
+    "draft_sample_method",
+)
+
 # Of the configuration of adapters: how many a host keeps, which graphs do not see.
 _LORA_IGNORED = frozenset({"max_loras", "max_lora_rank", "max_cpu_loras"})
 
@@ -96,6 +109,7 @@ class VllmFacts:
             # Where drafts come from graphs do not see.
             "speculative_method": None if speculative is None else speculative.method,
             "num_speculative_tokens": None if speculative is None else speculative.num_speculative_tokens,
+            "speculative": None if speculative is None else _speculative(speculative),
             "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
             "environment": environment(self._environ),
         }
@@ -106,6 +120,13 @@ class VllmFacts:
 def model_digest(model: Any) -> str:
     """A digest of architecture, shapes and everything else of a model's configuration but where it came from."""
     return digest(_without_origin(model.hf_config.to_dict()))
+
+
+def _speculative(speculative: Any) -> str:
+    """A digest of how drafts are made, and of the model that makes them."""
+    model = speculative.draft_model_config
+    settings = {name: getattr(speculative, name) for name in _SPECULATIVE}
+    return digest(settings | {"model": None if model is None else model_digest(model)})
 
 
 def _without_origin(settings: Any) -> Any:

@@ -33,6 +33,14 @@ def _is_replica(config: Any) -> bool:
     return _replicas(config) > 1 or int(config.parallel_config.data_parallel_index) > 0
 
 
+# Ways of speculative decoding in which a model drafts; vLLM calls every kind of MTP alike.
+_DRAFTING = ("draft_model", "eagle", "eagle3", "mtp")
+
+
+def _drafts(config: Any) -> bool:
+    return config.speculative_config is not None and config.speculative_config.method in _DRAFTING
+
+
 _LATER = "start without it"
 
 REFUSED = (
@@ -69,11 +77,27 @@ REFUSED = (
         lambda c: c.parallel_config.enable_dbo or c.parallel_config.enable_eplb or c.parallel_config.enable_elastic_ep,
         _LATER,
     ),
-    # What looks up drafts in the prompt has no graphs.  A model that drafts has some of its own, in another manager.
     Refused(
-        "speculative decoding other than ngram",
-        lambda c: c.speculative_config is not None and c.speculative_config.method != "ngram",
-        """use --speculative-config '{"method": "ngram", …}', or none""",
+        "another way of speculative decoding than ngram, draft_model, eagle, eagle3 and mtp",
+        lambda c: c.speculative_config is not None and c.speculative_config.method not in ("ngram", *_DRAFTING),
+        _LATER,
+    ),
+    # Its graphs draw tokens and move their own inputs on, which no proof brings into another state yet.
+    Refused(
+        "a model that drafts in the V2 runner",
+        lambda c: _drafts(c) and c.use_v2_model_runner,
+        "set VLLM_USE_V2_MODEL_RUNNER=0",
+    ),
+    # Then it has graphs of pieces, which are called like those of the model that it drafts for.
+    Refused(
+        "a model that drafts with graphs of its own",
+        lambda c: _drafts(c) and c.compilation_config.cudagraph_mode.mixed_mode().name != "NONE",
+        "choose cudagraph_mode FULL_DECODE_ONLY",
+    ),
+    Refused(
+        "a model that drafts in a world of several ranks",
+        lambda c: _drafts(c) and _sliced(c) * _replicas(c) > 1,
+        "use one GPU",
     ),
     Refused(
         "speculative decoding with LoRA",

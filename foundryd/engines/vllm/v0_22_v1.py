@@ -165,6 +165,12 @@ def record(adapter: Adapter, real: Callable[..., Any], runner: Any, batches: Any
 def _places(runner: Any) -> list[tuple[Key, Any, Any]]:
     """(key, wrapper, batch) of every graph that vLLM would capture, in its order."""
     modes = importlib.import_module("vllm.config.compilation").CUDAGraphMode
+    own = getattr(getattr(runner, "drafter", None), "cudagraph_dispatcher", None)
+    if own is not None and own.get_capture_descs():
+        raise EngineUnsupported(
+            "the model that drafts has graphs of its own, which cannot be told from those of the model that it drafts "
+            "for: choose cudagraph_mode FULL_DECODE_ONLY"
+        )
     places: list[tuple[Key, Any, Any]] = []
     for mode, batches in runner.cudagraph_dispatcher.get_capture_descs():
         if mode is modes.FULL:

@@ -135,13 +135,23 @@ def test_each_setting_of_adapters_changes_one_fact_but_for_how_many_the_host_kee
     }
 
 
-def test_how_many_tokens_are_drafted_counts_and_not_where_they_are_looked_up(vllm):
+def test_each_setting_of_drafts_changes_one_fact_but_for_where_they_are_looked_up(vllm):
     def drafted(**settings):
         return facts(vllm.config.VllmConfig(speculative_config=vllm.config.SpeculativeConfig(**settings)))
 
-    assert drafted() == drafted(prompt_lookup_max=5, prompt_lookup_min=2)
-    before, after = drafted(), drafted(num_speculative_tokens=4)
-    assert {name for name in before if before[name] != after[name]} == {"vllm.num_speculative_tokens"}
+    before, model = drafted(), vllm.config.ModelConfig()
+    named = {"method": "vllm.speculative_method", "num_speculative_tokens": "vllm.num_speculative_tokens"}
+    for field in dataclasses.fields(vllm.config.SpeculativeConfig):
+        value = model if field.name == "draft_model_config" else other(field.default)
+        after = drafted(**{field.name: value})
+        changed = {name for name in before if before[name] != after[name]}
+        expected = set() if field.name.startswith("prompt_") else {named.get(field.name, "vllm.speculative")}
+        assert changed == expected, field.name
+    model.hf_config = vllm.config.HfConfig(_name_or_path="/elsewhere")
+    elsewhere = drafted(draft_model_config=model)
+    assert elsewhere == drafted(draft_model_config=vllm.config.ModelConfig())
+    model.hf_config = vllm.config.HfConfig(eagle_aux_hidden_state_layer_ids=[1])
+    assert drafted(draft_model_config=model) != elsewhere
     assert facts(vllm.config.VllmConfig())["vllm.speculative_method"] == "default"
 
 
@@ -341,8 +351,24 @@ def adapters(on=None, **settings):
     return change
 
 
-def drafts(method):
-    return set_to("speculative_config", SimpleNamespace(method=method, num_speculative_tokens=3))
+def first(config):
+    config.use_v2_model_runner = False
+
+
+def pieces(config):
+    first(config)
+    config.compilation_config.cudagraph_mode = SimpleNamespace(
+        name="FULL_AND_PIECEWISE", mixed_mode=lambda: SimpleNamespace(name="PIECEWISE")
+    )
+
+
+def drafts(method, *changes):
+    def change(config):
+        config.speculative_config = SimpleNamespace(method=method, num_speculative_tokens=3)
+        for more in changes:
+            more(config)
+
+    return change
 
 
 def fused(config):
@@ -360,7 +386,10 @@ REFUSED = [
     other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
+    drafts("suffix"),
     drafts("eagle"),
+    drafts("mtp", pieces),
+    drafts("draft_model", first, several),
     adapters(on=drafts("ngram")),
     adapters(on=several),
     adapters(on=set_to("model_config.is_moe", True)),

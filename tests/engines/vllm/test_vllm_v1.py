@@ -158,6 +158,43 @@ def test_graphs_for_drafts_that_are_looked_up_are_named_by_tokens_of_a_request(v
     assert [batch.num_tokens for batch in restored.model.concrete_cudagraph_entries] == [8, 4]
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
+def test_a_model_that_drafts_runs_without_graphs_beside_those_of_the_other(vllm, method):
+    config = configured(vllm, sizes=(4, 8))
+    draft = vllm.config.ModelConfig(hf_config=vllm.config.HfConfig(hidden_size=4))
+    config.speculative_config = vllm.config.SpeculativeConfig(method=method, draft_model_config=draft)
+    runners = [vllm.start(mode, config, **(RANK if mode else {})).model_runner for mode in ("", "capture", "restore")]
+    assert fallback() is None
+    assert "native capture" not in vllm.what()
+    assert vllm.what().count("draft") == 1  # of the last warm-up, as natively
+    assert [arena for what, arena in vllm.log.events if what == "parameters"] == ["weights"] * 2
+    native, recorded, restored = ((runner.execute([3, 1]), runner.aux) for runner in runners)
+    assert len(native[1]) == (1 if method == "eagle3" else 0)
+    for ours in (recorded, restored):
+        assert torch.equal(ours[0], native[0])
+        assert all(torch.equal(a, b) for a, b in zip(ours[1], native[1], strict=True))
+
+
+def test_a_model_that_drafts_with_graphs_is_left_to_vllm(vllm, monkeypatch):
+    """Whatever its configuration said: what it has is looked at."""
+    config = configured(vllm, sizes=(4, 8))
+    config.speculative_config = vllm.config.SpeculativeConfig(
+        method="eagle", draft_model_config=vllm.config.ModelConfig()
+    )
+    vllm.start("capture", config, **RANK)
+    monkeypatch.setattr(
+        vllm.first_runner.Drafter,
+        "initialize_cudagraph_keys",
+        lambda self, mode: self.cudagraph_dispatcher._batches.update({"PIECEWISE": ["a batch"]}),
+    )
+    vllm.start("restore", config)
+    assert isinstance(fallback(), EngineUnsupported)
+    assert "the model that drafts has graphs of its own" in str(fallback())
+    assert vllm.what().count("native capture") == 2
+    with pytest.raises(EngineUnsupported, match="has graphs of its own"):
+        vllm.start("capture", config, **RANK)
+
+
 def test_another_number_of_drafts_is_refused(vllm):
     def drafting(count):
         config = configured(vllm, sizes=(12,))

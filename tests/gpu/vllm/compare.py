@@ -81,7 +81,7 @@ def steps() -> list[Step]:
         *(("moe_v1", "experts, V1 runner"), ("moe_v1_pieces", "the same, FULL_AND_PIECEWISE")),
         ("v1", "V1 runner"),
         *(("lora", "two adapters and none in turns, V1 runner"), ("lora_v2", "the same, V2 runner")),
-        ("ngram", "three drafts looked up in the prompt, V1 runner"),
+        *(("ngram", "three drafts looked up in the prompt, V1 runner"), ("draft", "three drafts of a smaller model")),
     )
     for setup, mode in others:
         found += [

@@ -23,7 +23,7 @@ def replicas(context: Context, name: str) -> Row:
     share experts run steps without requests.  In the end all prompts are asked of all replicas at once, for which only
     the number of tokens is compared.
     """
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     restoring = name.endswith("restore")
     native = context.results.of(f"{setup.name}.native")
     if restoring and "served" not in native:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
+DRAFTS = 3  # tokens of a request that are drafted
 RANK = 8  # of adapters, less than what vLLM is told to have room for
 ATTENTION = {
     "attention_bias": False,
@@ -150,7 +151,8 @@ def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]
 class Setup:
     """A model with the options of ``vllm serve`` and of ``vllm.LLM``, alike for capture, native start and restore.
 
-    ``environment`` are variables that all of them get, ``adapters`` how many LoRA adapters prompts have in turns.
+    ``environment`` are variables that all of them get, ``adapters`` how many LoRA adapters prompts have in turns,
+    ``draft`` the model that drafts.
     """
 
     name: str
@@ -158,6 +160,12 @@ class Setup:
     options: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
     adapters: int = 0
+    draft: Model | None = None
+
+    def drafting(self, folder: str) -> Setup:
+        """The same with the folder of the model that drafts, which its options lack."""
+        speculative = {"method": "draft_model", "model": folder, "num_speculative_tokens": DRAFTS}
+        return replace(self, options={**self.options, "speculative_config": speculative})
 
     @property
     def replicas(self) -> int:
@@ -273,11 +281,18 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {
                 **{**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
                 "speculative_config": {
-                    **{"method": "ngram", "num_speculative_tokens": 3},
+                    **{"method": "ngram", "num_speculative_tokens": DRAFTS},
                     **{"prompt_lookup_max": 2, "prompt_lookup_min": 1},
                 },
             },
             first,
+        ),
+        Setup(
+            "draft",
+            two,
+            {**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+            first,
+            draft=Model(1, two.vocabulary),
         ),
         Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
         Setup(

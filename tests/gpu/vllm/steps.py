@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +40,11 @@ class Context:
     limit: float
     capture_deadline: float = 300.0
     jobs: int = 4
+
+    def setup_of(self, step: str) -> Setup:
+        """The setup of a step, with what has to be written for it."""
+        setup = self.setups[step.partition(".")[0]]
+        return setup if setup.draft is None else setup.drafting(str(self.models(replace(setup, model=setup.draft))))
 
     def archive(self, setup: str) -> Path:
         """Where a setup's archive is; raises ``RunFailed`` if it was not captured."""
@@ -180,7 +185,7 @@ def capture(
     context: Context, name: str, *, sample: str = "", held_out: str = "", jobs: int = 1, more: Sequence[str] = ()
 ) -> Row:
     """Captures a setup as docs/vllm.md says; on one GPU, however many ranks it has."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive = context.out / f"{setup.name}.foundry"
     logs = context.out / f"logs-{setup.name}"
     shutil.rmtree(logs, ignore_errors=True)
@@ -212,7 +217,7 @@ def predicted(figures: Mapping[str, Any], held_out: Sequence[int], ranks: int) -
 
 def native(context: Context, name: str) -> Row:
     """vLLM without the hook."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     row = start(context, setup, name)
     right = row["ways"] == ["native"]
     return row | {"verdict": OK if right else FAILED, "detail": f"init {row['init_s']:.1f} s, {row['ways'][0]}"}
@@ -220,14 +225,14 @@ def native(context: Context, name: str) -> Row:
 
 def restore(context: Context, name: str) -> Row:
     """vLLM from the archive's file."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     row = start(context, setup, name, str(context.archive(setup.name)))
     return judged(context, row, name, f"{setup.name}.native")
 
 
 def calls(context: Context, name: str) -> Row:
     """Which functions take the time while vLLM starts, natively or restored as the step's name ends."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive = str(context.archive(setup.name)) if name.endswith("restore") else None
     file = context.out / f"{name}.txt"
     row = start(context, setup, name, archive, batches=FEW_BATCHES, tokens=FEW_TOKENS, calls=file)
@@ -237,7 +242,7 @@ def calls(context: Context, name: str) -> Row:
 
 def daemon(context: Context, name: str) -> Row:
     """vLLM from a daemon, and from another one after that was stopped."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive, runtime = context.archive(setup.name), context.out / f"run-{setup.name}"
     deadline, rows = Deadline(context.limit), []
     for number in (1, 2):
@@ -335,7 +340,7 @@ class Follower:
 
 def pace(context: Context, name: str) -> Row:
     """Milliseconds of a token: native, native again and restored side by side on one GPU, in turns."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     ways = {"native": None, "again": None, "restored": str(context.archive(setup.name))}
     deadline = Deadline(context.limit)
     with ExitStack() as stack:

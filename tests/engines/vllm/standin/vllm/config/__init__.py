@@ -117,6 +117,16 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 3
     prompt_lookup_max: int = 2
     prompt_lookup_min: int = 1
+    draft_model_config: ModelConfig | None = None
+    quantization: str | None = None
+    moe_backend: str | None = None
+    attention_backend: str | None = None
+    max_model_len: int | None = None
+    draft_tensor_parallel_size: int | None = None
+    disable_padded_drafter_batch: bool = False
+    use_local_argmax_reduction: bool = False
+    parallel_drafting: bool = False
+    draft_sample_method: str = "greedy"
 
 
 @dataclass

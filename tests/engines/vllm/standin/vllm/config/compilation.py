@@ -13,6 +13,9 @@ class CUDAGraphMode(Enum):
     FULL_DECODE_ONLY = (FULL, NONE)
     FULL_AND_PIECEWISE = (FULL, PIECEWISE)
 
+    def mixed_mode(self):
+        return CUDAGraphMode(self.value[1]) if isinstance(self.value, tuple) else self
+
 
 @dataclass
 class PassConfig:

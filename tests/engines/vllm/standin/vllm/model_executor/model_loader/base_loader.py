@@ -37,7 +37,7 @@ class Tiny(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.ones(hidden), requires_grad=False)
         self.register_buffer("angles", torch.arange(64).float())
         self.buffer = torch.zeros(32, hidden)  # stands for the memory of the graphs
-        self.adapted = None
+        self.adapted, self.with_aux = None, False
         self.pieces = [Piece(0, self._first), Piece(1, self._second)]
         if vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_AND_PIECEWISE:
             options = [CUDAGraphOptions(weak_ref_output=last) for last in (False, True)]
@@ -62,8 +62,9 @@ class Tiny(torch.nn.Module):
     def forward(self, tokens, positions, cache):
         [hidden] = self.pieces[0](tokens)
         hidden.add_(cache.sum())
+        aux = hidden.clone()
         [hidden] = self.pieces[1](hidden, positions)
-        return hidden.clone()
+        return (hidden.clone(), [aux]) if self.with_aux else hidden.clone()
 
 
 class DummyModelLoader:

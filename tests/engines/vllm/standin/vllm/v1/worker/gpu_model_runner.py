@@ -47,6 +47,27 @@ class Group:
         return self._builder
 
 
+class Drafter:
+    """Stands for a model that drafts: it may have graphs of pieces, and runs without graphs otherwise."""
+
+    def __init__(self, vllm_config):
+        self._config = vllm_config
+        self.cudagraph_dispatcher = CudagraphDispatcher(vllm_config)
+        self.input_ids = torch.zeros(vllm_config.scheduler_config.max_num_batched_tokens, dtype=torch.int32)
+
+    def load_model(self, target):
+        draft = self._config.speculative_config.draft_model_config
+        self.model = DummyModelLoader().load_model(vllm_config=self._config, model_config=draft)
+
+    def initialize_cudagraph_keys(self, mode):
+        if mode.mixed_mode() is not CUDAGraphMode.NONE:
+            self.cudagraph_dispatcher._batches[CUDAGraphMode.PIECEWISE] = [CUDAGraphMode.PIECEWISE]
+
+    def dummy_run(self, tokens, use_cudagraphs):
+        assert not use_cudagraphs
+        note("draft")
+
+
 class GPUModelRunner(LoRAModelRunnerMixin):
     def __init__(self, vllm_config, device):
         note("input buffers")
@@ -62,12 +83,17 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         self.query_start_loc = Buffer(self._requests + 1, dtype=torch.int32)
         self.seq_lens = torch.zeros(self._requests, dtype=torch.int32)
         self.cudagraph_dispatcher = CudagraphDispatcher(vllm_config)
+        if self.speculative_config is not None and self.speculative_config.method != "ngram":
+            self.drafter = Drafter(vllm_config)
 
     def load_model(self, load_dummy_weights=False):
         config = self.vllm_config
         self.model = DummyModelLoader().load_model(vllm_config=config, model_config=config.model_config)
         if self.lora_config:
             self.model = self.load_lora_model(self.model, config, self.device)
+        if hasattr(self, "drafter"):
+            self.drafter.load_model(self.model)
+            self.model.with_aux = self.speculative_config.method == "eagle3"
         if config.compilation_config.cudagraph_mode is not CUDAGraphMode.NONE:
             options = CUDAGraphOptions(weak_ref_output=True)
             self.model = CUDAGraphWrapper(self.model, config, CUDAGraphMode.FULL, options)
@@ -102,6 +128,8 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         self.input_batch = SimpleNamespace(vocab_size=16, block_table=SimpleNamespace(block_tables=[table]))
         drafts = 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
         self.cudagraph_dispatcher.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode, 1 + drafts)
+        if hasattr(self, "drafter"):
+            self.drafter.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode)
         self.kv_caches = [torch.zeros(2, kv_cache_config.num_blocks, block, 1, 2)]
 
     @torch.inference_mode()
@@ -138,6 +166,8 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         current_workspace_manager()._ensure_workspace_size(num_tokens)
         self.seq_lens[:num_tokens] = 1
         output = self._forward(num_tokens, cudagraph_runtime_mode, batch)
+        if hasattr(self, "drafter"):
+            self.drafter.dummy_run(num_tokens, use_cudagraphs=False)
         if self.lora_config and remove_lora:
             self.lora_manager._adapter_manager.remove_all_adapters()
         return output
@@ -191,4 +221,7 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         fit = [b for b in reversed(batches) if b.num_tokens >= len(tokens) and b.has_lora == with_adapters]
         batch = fit[0]
         self.input_ids.gpu[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        return self._forward(batch.num_tokens, mode, batch)[: len(tokens)].clone()
+        output = self._forward(batch.num_tokens, mode, batch)
+        hidden, aux = output if isinstance(output, tuple) else (output, [])
+        self.aux = [part[: len(tokens)].clone() for part in aux]
+        return hidden[: len(tokens)].clone()
