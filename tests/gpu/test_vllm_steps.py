@@ -416,6 +416,16 @@ def test_a_setup_has_the_folder_of_the_model_that_drafts(script, context):
     assert context.setup_of("small.restore") == context.setups["small"]
 
 
+def test_a_head_that_drafts_has_no_words_of_its_own(script):
+    setups = script("setups")
+    setup = setups.setups(8, 0.3)["eagle"].drafting("/head")
+    assert setup.options["speculative_config"]["method"] == "eagle"
+    shapes = setups.Model(1, 100, llama=True, head=True).shapes()
+    assert shapes["fc.weight"] == (2048, 4096)
+    assert not any("embed" in name or "input_layernorm" in name or "q_norm" in name for name in shapes)
+    assert "layers.0.mlp.down_proj.weight" in shapes
+
+
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_models_parameters_are_those_that_its_configuration_says(script, experts):
     model = script("setups").Model(2, 100, experts=experts)

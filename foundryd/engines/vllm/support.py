@@ -88,11 +88,15 @@ REFUSED = (
         lambda c: _drafts(c) and c.use_v2_model_runner,
         "set VLLM_USE_V2_MODEL_RUNNER=0",
     ),
-    # Then it has graphs of pieces, which are called like those of the model that it drafts for.
+    # Its graphs are of pieces, and the other's loop over its batches, which captures them, has none then.
     Refused(
-        "a model that drafts with graphs of its own",
-        lambda c: _drafts(c) and c.compilation_config.cudagraph_mode.mixed_mode().name != "NONE",
-        "choose cudagraph_mode FULL_DECODE_ONLY",
+        "a model that drafts with graphs of its own in cudagraph_mode FULL",
+        lambda c: (
+            _drafts(c)
+            and c.speculative_config.method != "draft_model"
+            and c.compilation_config.cudagraph_mode.mixed_mode().name == "FULL"
+        ),
+        "choose FULL_AND_PIECEWISE or FULL_DECODE_ONLY",
     ),
     Refused(
         "a model that drafts in a world of several ranks",

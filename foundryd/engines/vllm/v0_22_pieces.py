@@ -23,13 +23,18 @@ Capture = Callable[[Key, Callable[[], Any]], tuple[Any, Any]]
 
 _MODULE = "vllm.compilation.cuda_graph"
 
+# What vLLM calls models that draft where it compiles them.
+_DRAFTING = frozenset({"eagle_head", "draft_model"})
 
-def key_of(index: int, tokens: int, adapters: int = 0) -> Key:
+
+def key_of(index: int, tokens: int, adapters: int = 0, drafts: bool = False) -> Key:
     """The stable name of a piece's graph: where the piece is in the model, and for how many tokens.
 
-    A batch with adapters has a graph of its own, whose name ends with how many it may have.
+    A batch with adapters has a graph of its own, whose name ends with how many it may have.  ``drafts`` says that the
+    piece is of the model that drafts.
     """
-    return ("PIECE", index, tokens, 0, adapters) if adapters else ("PIECE", index, tokens, 0)
+    kind = "DRAFT" if drafts else "PIECE"
+    return (kind, index, tokens, 0, adapters) if adapters else (kind, index, tokens, 0)
 
 
 def key_of_whole(batch: Any) -> Key:
@@ -47,11 +52,14 @@ def tokens_of(key: Key) -> int:
     return key[1] if key[0] == "FULL" else key[2]
 
 
-def wrappers(modes: Any) -> dict[int, Any]:
-    """vLLM's wrappers of pieces by the pieces' places in the model; raises ``EngineUnsupported``."""
+def wrappers(modes: Any, drafts: bool = False) -> dict[int, Any]:
+    """vLLM's wrappers of pieces by the pieces' places in the model; raises ``EngineUnsupported``.
+
+    They are of the model that answers, or of that which drafts.
+    """
     found: dict[int, Any] = {}
     for wrapper in list(importlib.import_module(_MODULE).CUDAGraphWrapper._all_instances):
-        if wrapper.runtime_mode is not modes.PIECEWISE:
+        if wrapper.runtime_mode is not modes.PIECEWISE or _drafts(wrapper) is not drafts:
             continue
         index = getattr(wrapper.runnable, "piecewise_compile_index", None)
         if index is None or index in found:
@@ -63,10 +71,15 @@ def wrappers(modes: Any) -> dict[int, Any]:
         found[int(index)] = wrapper
     if not found:
         raise EngineUnsupported(
-            "vLLM has no pieces of the model to capture, though its cudagraph_mode asks for them: choose "
-            "FULL_DECODE_ONLY"
+            f"vLLM has no pieces of the model{' that drafts' * drafts} to capture, though its cudagraph_mode asks for "
+            "them: choose FULL_DECODE_ONLY"
         )
     return dict(sorted(found.items()))
+
+
+def _drafts(wrapper: Any) -> bool:
+    """Whether a piece is of the model that drafts, which vLLM compiles under a name of its own."""
+    return getattr(getattr(wrapper.runnable, "vllm_backend", None), "prefix", "") in _DRAFTING
 
 
 @contextmanager
@@ -111,7 +124,8 @@ def _record(wrapper: Any, batch: Any, capture: Capture, arguments: Any, named: A
 def _key_in(wrapper: Any, batch: Any) -> Key:
     if wrapper.runtime_mode.name == "FULL":
         return key_of_whole(batch)
-    return key_of(int(wrapper.runnable.piecewise_compile_index), batch.num_tokens, batch.num_active_loras)
+    place = int(wrapper.runnable.piecewise_compile_index)
+    return key_of(place, batch.num_tokens, batch.num_active_loras, _drafts(wrapper))
 
 
 def require(wanted: Sequence[Key], captured: Sequence[Key]) -> None:

@@ -42,7 +42,7 @@ def backends(runner: Any) -> frozenset[str]:
 
 def filled(runner: Any) -> dict[str, Any]:
     """The tensors that graphs use and the worker fills, by name."""
-    from foundryd.engines.vllm import v0_22_lora  # needs torch
+    from foundryd.engines.vllm import v0_22_drafts, v0_22_lora  # need torch
     from foundryd.engines.vllm.vary import schedules
 
     model, view = runner.get_model(), _view(runner)
@@ -53,6 +53,8 @@ def filled(runner: Any) -> dict[str, Any]:
     tensors |= {f"slot_mapping.{i}": t for i, t in enumerate(view.block_tables.slot_mappings)}
     tensors |= {f"schedule.{name}": t for name, t in schedules(runner).items()}
     tensors |= {f"kv.{i}": t for i, t in enumerate(runner.kv_caches)}
+    if _batches_of_drafts(runner):
+        tensors |= v0_22_drafts.filled(runner.drafter)
     return tensors | v0_22_lora.filled(runner)
 
 
@@ -81,11 +83,16 @@ def _view(runner: Any) -> Any:
 
 def states(runner: Any, captured: Iterable[Key]) -> Any:
     """Other states of the worker, for the proofs of its graphs ``captured``."""
-    from foundryd.engines.vllm.v0_22_lora import Adapters  # needs torch
-    from foundryd.engines.vllm.vary import States
+    from foundryd.engines.vllm.v0_22_drafts import Drafts  # needs torch
+    from foundryd.engines.vllm.v0_22_lora import Adapters
+    from foundryd.engines.vllm.vary import Ahead, States
 
-    # Batches without adapters have graphs without.
-    ahead = None if runner.lora_config is None else Adapters(runner, _tokens_with_adapters)
+    ahead: Ahead | None = None
+    if runner.lora_config is not None:
+        # Batches without adapters have graphs without.
+        ahead = Adapters(runner, _tokens_with_adapters)
+    elif _batches_of_drafts(runner):
+        ahead = Drafts(runner.drafter, int(runner.input_batch.vocab_size))
     return States(_view(runner), captured, lambda key: _build_schedule(runner, key), ahead)
 
 
@@ -158,19 +165,13 @@ def record(adapter: Adapter, real: Callable[..., Any], runner: Any, batches: Any
         adapter.begin_capture()
     with v0_22_pieces.recording(adapter.capture):
         real(runner, batch_descriptors=batches, cudagraph_runtime_mode=mode)
-    own = "FULL" if mode.name == "FULL" else "PIECE"
-    v0_22_pieces.require([key for key in wanted if key[0] == own], adapter.captured)
+    own = ("FULL",) if mode.name == "FULL" else ("PIECE", "DRAFT")
+    v0_22_pieces.require([key for key in wanted if key[0] in own], adapter.captured)
 
 
 def _places(runner: Any) -> list[tuple[Key, Any, Any]]:
     """(key, wrapper, batch) of every graph that vLLM would capture, in its order."""
     modes = importlib.import_module("vllm.config.compilation").CUDAGraphMode
-    own = getattr(getattr(runner, "drafter", None), "cudagraph_dispatcher", None)
-    if own is not None and own.get_capture_descs():
-        raise EngineUnsupported(
-            "the model that drafts has graphs of its own, which cannot be told from those of the model that it drafts "
-            "for: choose cudagraph_mode FULL_DECODE_ONLY"
-        )
     places: list[tuple[Key, Any, Any]] = []
     for mode, batches in runner.cudagraph_dispatcher.get_capture_descs():
         if mode is modes.FULL:
@@ -181,7 +182,36 @@ def _places(runner: Any) -> list[tuple[Key, Any, Any]]:
         for batch in batches:
             tokens, adapters = int(batch.num_tokens), int(batch.num_active_loras)
             places += [(v0_22_pieces.key_of(i, tokens, adapters), wrapper, batch) for i, wrapper in pieces.items()]
-    return places
+    return places + _places_of_drafts(runner, modes, [key for key, _, _ in places])
+
+
+def _places_of_drafts(runner: Any, modes: Any, keys: list[Key]) -> list[tuple[Key, Any, Any]]:
+    """The same of the model that drafts, which vLLM captures with pieces of the other; ``keys`` are the other's."""
+    found = [(mode, batch) for mode, batches in _batches_of_drafts(runner) for batch in batches]
+    if not found:
+        return []
+    if {mode for mode, _ in found} != {modes.PIECEWISE} or not any(key[0] == "PIECE" for key in keys):
+        raise EngineUnsupported(
+            "the model that drafts has graphs where the other has none of the same kind, so nothing captures them: "
+            "choose cudagraph_mode FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
+        )
+    if runner.drafter.uses_mrope:
+        raise EngineUnsupported(
+            "positions of several axes (M-RoPE) of the model that drafts cannot be restored yet: choose cudagraph_mode "
+            "FULL_DECODE_ONLY"
+        )
+    pieces = v0_22_pieces.wrappers(modes, drafts=True)
+    return [
+        (v0_22_pieces.key_of(i, int(batch.num_tokens), drafts=True), wrapper, batch)
+        for _, batch in found
+        for i, wrapper in pieces.items()
+    ]
+
+
+def _batches_of_drafts(runner: Any) -> list[tuple[Any, list[Any]]]:
+    """The batches of which the model that drafts has graphs, by their mode; only some that draft have any."""
+    dispatcher = getattr(getattr(runner, "drafter", None), "cudagraph_dispatcher", None)
+    return [] if dispatcher is None else list(dispatcher.get_capture_descs())
 
 
 def _whole(runner: Any, modes: Any) -> Any:

@@ -355,10 +355,10 @@ def first(config):
     config.use_v2_model_runner = False
 
 
-def pieces(config):
+def whole(config):
     first(config)
     config.compilation_config.cudagraph_mode = SimpleNamespace(
-        name="FULL_AND_PIECEWISE", mixed_mode=lambda: SimpleNamespace(name="PIECEWISE")
+        name="FULL", mixed_mode=lambda: SimpleNamespace(name="FULL")
     )
 
 
@@ -388,7 +388,7 @@ REFUSED = [
     set_to("parallel_config.enable_eplb", True),
     drafts("suffix"),
     drafts("eagle"),
-    drafts("mtp", pieces),
+    drafts("mtp", whole),
     drafts("draft_model", first, several),
     adapters(on=drafts("ngram")),
     adapters(on=several),

@@ -82,6 +82,7 @@ def steps() -> list[Step]:
         ("v1", "V1 runner"),
         *(("lora", "two adapters and none in turns, V1 runner"), ("lora_v2", "the same, V2 runner")),
         *(("ngram", "three drafts looked up in the prompt, V1 runner"), ("draft", "three drafts of a smaller model")),
+        ("eagle", "a head that drafts, with graphs of pieces"),
     )
     for setup, mode in others:
         found += [

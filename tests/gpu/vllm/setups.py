@@ -31,6 +31,7 @@ ATTENTION = {
     "use_cache": True,
     "use_sliding_window": False,
 }
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 6144}
 DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 6144}
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -49,22 +50,26 @@ EXPERTS = {
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of Qwen3, with experts or without."""
+    """Shapes of Qwen3, with experts or without, or of Llama; ``head`` is one that drafts from hidden states (EAGLE)."""
 
     layers: int
     vocabulary: int = 151936
     experts: bool = False
+    llama: bool = False
+    head: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
         """What ``config.json`` says."""
         depth = {"num_hidden_layers": self.layers, "max_window_layers": self.layers, "vocab_size": self.vocabulary}
-        return {**ATTENTION, **(EXPERTS if self.experts else DENSE), **depth}
+        kind = LLAMA if self.llama else EXPERTS if self.experts else DENSE
+        return {**ATTENTION, **kind, **depth}
 
     @property
     def name(self) -> str:
         """What its folder is called."""
-        return f"qwen3{'-moe' * self.experts}-{self.layers}-{self.vocabulary}"
+        kind = "llama" if self.llama else "qwen3"
+        return f"{kind}{'-moe' * self.experts}{'-head' * self.head}-{self.layers}-{self.vocabulary}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its parameters, as a checkpoint names them."""
@@ -75,18 +80,22 @@ class Model:
             "model.embed_tokens.weight": (self.vocabulary, hidden),
             "model.norm.weight": (hidden,),
         }
+        if self.head:
+            # It has the other model's words, and joins what they are with its hidden states.
+            found = {"fc.weight": (hidden, 2 * hidden)}
         for i in range(self.layers):
-            at = f"model.layers.{i}"
+            at = f"{'' if self.head else 'model.'}layers.{i}"
             found |= {
                 f"{at}.self_attn.q_proj.weight": (q, hidden),
                 f"{at}.self_attn.k_proj.weight": (kv, hidden),
                 f"{at}.self_attn.v_proj.weight": (kv, hidden),
                 f"{at}.self_attn.o_proj.weight": (hidden, q),
-                f"{at}.self_attn.q_norm.weight": (head,),
-                f"{at}.self_attn.k_norm.weight": (head,),
-                f"{at}.input_layernorm.weight": (hidden,),
                 f"{at}.post_attention_layernorm.weight": (hidden,),
             }
+            if not self.llama:
+                found |= {f"{at}.self_attn.{name}_norm.weight": (head,) for name in "qk"}
+            if not (self.head and i == 0):
+                found[f"{at}.input_layernorm.weight"] = (hidden,)
             if self.experts:
                 found[f"{at}.mlp.gate.weight"] = (config["num_experts"], hidden)
                 for expert in range(config["num_experts"]):
@@ -164,7 +173,9 @@ class Setup:
 
     def drafting(self, folder: str) -> Setup:
         """The same with the folder of the model that drafts, which its options lack."""
-        speculative = {"method": "draft_model", "model": folder, "num_speculative_tokens": DRAFTS}
+        assert self.draft is not None
+        method = "eagle" if self.draft.head else "draft_model"
+        speculative = {"method": method, "model": folder, "num_speculative_tokens": DRAFTS}
         return replace(self, options={**self.options, "speculative_config": speculative})
 
     @property
@@ -293,6 +304,13 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
             first,
             draft=Model(1, two.vocabulary),
+        ),
+        Setup(
+            "eagle",
+            Model(2, two.vocabulary, llama=True),
+            {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", [4, 8, 16, 32])},
+            first,
+            draft=Model(1, two.vocabulary, llama=True, head=True),
         ),
         Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
         Setup(

@@ -28,11 +28,11 @@ class CudagraphDispatcher:
         def batches(describe, wanted=sizes):
             return [describe(n)._replace(has_lora=a > 0, num_active_loras=a) for n in wanted for a in self._adapters()]
 
-        if mode is CUDAGraphMode.FULL_AND_PIECEWISE:
+        if mode in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.PIECEWISE):
             self._batches[CUDAGraphMode.PIECEWISE] = batches(BatchDescriptor)
         if mode is CUDAGraphMode.FULL:
             self._batches[CUDAGraphMode.FULL] = batches(lambda n: BatchDescriptor(n, min(n, most)))
-        else:
+        elif mode in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY):
             each = uniform_decode_query_len
             decoding = [n for n in sizes if each <= n <= each * most]
             assert not any(n % each for n in decoding)

@@ -3,6 +3,7 @@
 
 import torch
 
+from vllm.compilation.backends import VllmBackend
 from vllm.compilation.cuda_graph import CUDAGraphOptions, CUDAGraphWrapper
 from vllm.config.compilation import CUDAGraphMode
 from vllm.log import note
@@ -23,6 +24,7 @@ class Piece:
 
     def __init__(self, index, fn):
         self.piecewise_compile_index, self._fn = index, fn
+        self.vllm_backend = VllmBackend()
 
     def __call__(self, *arguments):
         return (self._fn(*arguments),)

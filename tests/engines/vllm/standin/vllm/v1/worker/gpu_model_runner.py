@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from vllm.compilation import monitor
+from vllm.compilation.backends import set_model_tag
 from vllm.compilation.cuda_graph import CUDAGraphOptions, CUDAGraphWrapper
 from vllm.compilation.decorators import compiled
 from vllm.config.compilation import CUDAGraphMode
@@ -48,24 +49,38 @@ class Group:
 
 
 class Drafter:
-    """Stands for a model that drafts: it may have graphs of pieces, and runs without graphs otherwise."""
+    """Stands for a model that drafts: it may have graphs of pieces, which its pass beside the other's captures."""
 
     def __init__(self, vllm_config):
-        self._config = vllm_config
+        self._config, self._method = vllm_config, vllm_config.speculative_config.method
         self.cudagraph_dispatcher = CudagraphDispatcher(vllm_config)
-        self.input_ids = torch.zeros(vllm_config.scheduler_config.max_num_batched_tokens, dtype=torch.int32)
+        self.uses_mrope, self.max_model_len = False, vllm_config.model_config.max_model_len
+        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.input_ids = torch.zeros(tokens, dtype=torch.int32)
+        self.positions = torch.zeros(tokens, dtype=torch.int64)
+        self.hidden_states = torch.zeros(tokens, 4)
 
     def load_model(self, target):
         draft = self._config.speculative_config.draft_model_config
-        self.model = DummyModelLoader().load_model(vllm_config=self._config, model_config=draft)
+        with set_model_tag("draft_model" if self._method == "draft_model" else "eagle_head"):
+            self.model = DummyModelLoader().load_model(vllm_config=self._config, model_config=draft)
 
     def initialize_cudagraph_keys(self, mode):
-        if mode.mixed_mode() is not CUDAGraphMode.NONE:
-            self.cudagraph_dispatcher._batches[CUDAGraphMode.PIECEWISE] = [CUDAGraphMode.PIECEWISE]
+        pieces = mode.mixed_mode() in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL)
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.PIECEWISE if pieces else CUDAGraphMode.NONE)
 
     def dummy_run(self, tokens, use_cudagraphs):
-        assert not use_cudagraphs
         note("draft")
+        has = use_cudagraphs and any(
+            tokens == b.num_tokens for _, bs in self.cudagraph_dispatcher.get_capture_descs() for b in bs
+        )
+        return self.forward(tokens, CUDAGraphMode.PIECEWISE if has else CUDAGraphMode.NONE)
+
+    def forward(self, tokens, mode):
+        with set_forward_context(mode, tokens):
+            return self.model(
+                tokens=self.input_ids[:tokens], positions=self.positions[:tokens], cache=self.hidden_states[:tokens]
+            )
 
 
 class GPUModelRunner(LoRAModelRunnerMixin):
@@ -128,7 +143,7 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         self.input_batch = SimpleNamespace(vocab_size=16, block_table=SimpleNamespace(block_tables=[table]))
         drafts = 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
         self.cudagraph_dispatcher.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode, 1 + drafts)
-        if hasattr(self, "drafter"):
+        if hasattr(self, "drafter") and self.speculative_config.method != "draft_model":
             self.drafter.initialize_cudagraph_keys(config.compilation_config.cudagraph_mode)
         self.kv_caches = [torch.zeros(2, kv_cache_config.num_blocks, block, 1, 2)]
 
@@ -167,7 +182,7 @@ class GPUModelRunner(LoRAModelRunnerMixin):
         self.seq_lens[:num_tokens] = 1
         output = self._forward(num_tokens, cudagraph_runtime_mode, batch)
         if hasattr(self, "drafter"):
-            self.drafter.dummy_run(num_tokens, use_cudagraphs=False)
+            self.drafter.dummy_run(num_tokens, cudagraph_runtime_mode is CUDAGraphMode.PIECEWISE)
         if self.lora_config and remove_lora:
             self.lora_manager._adapter_manager.remove_all_adapters()
         return output
