@@ -48,10 +48,13 @@ class Server:
             self._process.wait(timeout=10)
 
     def sweep(self) -> None:
-        """Kills what is left of its session."""
-        for pid in session(self._process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kills what is left of its session, and waits until that is gone."""
+        end = time.monotonic() + SETTLE
+        while (left := session(self._process.pid)) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def wait_ready(self, seconds: float) -> None:
         """Waits until it answers; raises ``RunFailed`` if it ends before, ``TimeUp`` if it is late."""
