@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "vllm"
-NAMES = ("answers", "compare", "launch", "results", "servers", "serving", "setups", "steps")
+NAMES = ("answers", "compare", "launch", "replicas", "results", "servers", "serving", "setups", "steps")
 
 # Stands for a start of vLLM: the protocol is the real one, tokens follow from prompts, and a restore is one that the
 # environment asks for.
@@ -43,11 +43,15 @@ class Engine:
         rank |= {{"phases_ms": phases, "parts_ms": {{"graphs.bind": 1.5}}, "collector_ms": {{"graphs": 0.5}}}}
         (report / "rank-0.json").write_text(json.dumps(rank))
 
-    def answer(self, batch, tokens):
+    def answer(self, batch, tokens, adapters=()):
         if mood == "ends":
             sys.exit(3)
         wrong = restoring and mood == "wrong" and tokens > 2
-        found = [[(sum(prompt) + k) % 97 for k in range(tokens)] for prompt in batch]
+        numbers = [each[0] if each and mood != "deaf" else 0 for each in adapters] or [0] * len(batch)
+        found = [
+            [(sum(prompt) + 10 * number + k) % 97 for k in range(tokens)]
+            for prompt, number in zip(batch, numbers, strict=True)
+        ]
         if wrong:
             found[-1][-1] += 1
         return found
@@ -67,7 +71,9 @@ restoring = os.environ.get("FOUNDRYD_MODE") == "restore"
 mood = os.environ.get("MOOD", "")
 report = Path(os.environ["FOUNDRYD_STARTUP_REPORT"])
 report.mkdir()
-(report / "rank-0.json").write_text(json.dumps({"way": "restored" if restoring else "native", "fallback": None}))
+for worker in os.environ.get("WORKERS", "rank-0").split():
+    way = "restored" if restoring and not (mood == "half" and worker != "rank-0") else "native"
+    (report / f"{worker}.json").write_text(json.dumps({"way": way, "fallback": None}))
 hold = "import sys, time; f = open(sys.argv[1]); print('.', flush=True); time.sleep(300)"
 engine = subprocess.Popen([sys.executable, "-c", hold, os.environ["GPU"]], stdout=subprocess.PIPE)
 engine.stdout.read(1)
@@ -95,7 +101,9 @@ class Handler(BaseHTTPRequestHandler):
             engine.wait()
             threading.Timer(0.1, os._exit, [1]).start()
             return self.answer(500, b"engine died")
-        tokens = [[sum(prompt) % 97] * asked["max_tokens"] for prompt in asked["prompt"]]
+        replica = int(self.headers.get("X-data-parallel-rank", 0))
+        wrong = int(restoring and mood == "wrong" and replica == 1)
+        tokens = [[sum(prompt) % 97 + wrong] * asked["max_tokens"] for prompt in asked["prompt"]]
         choices = [{"index": i, "token_ids": found} for i, found in enumerate(tokens)]
         self.answer(200, json.dumps({"choices": choices[::-1]}).encode())
 
@@ -179,6 +187,17 @@ def test_the_functions_of_a_start_are_written_natively_and_restored(script, cont
         assert "Ordered by: cumulative time" in text
         assert "Ordered by: internal time" in text
         assert "engine.py" in text  # the stand-in's constructor
+
+
+def test_adapters_have_to_change_what_is_answered(script, context, monkeypatch):
+    steps, setups = script("steps"), script("setups")
+    monkeypatch.setattr(setups.Model, "adapter", lambda self, folder, number: folder / f"adapter-{number}")
+    row = done(script, context, "lora.native", steps.native)
+    assert (row["verdict"], row["by_adapter"], row["answers"]) == ("ok", 3, 64)
+    monkeypatch.setenv("MOOD", "deaf")
+    row = done(script, context, "lora.native", steps.native)
+    assert row["verdict"] == "failed"
+    assert "2 adapters and none gave one prompt 1 answers" in row["detail"]
 
 
 def test_one_token_that_differs_is_found_and_named(script, context, monkeypatch):
@@ -298,6 +317,37 @@ def test_a_server_that_ends_otherwise_is_found(script, context, monkeypatch, moo
     assert f"run: {named}" in row["detail"]
 
 
+def of_replicas(script, context, monkeypatch, way):
+    monkeypatch.setenv("WORKERS", " ".join(context.setups["dp2"].workers))
+    (context.out / "dp2.foundry").write_text("not read")
+    return done(script, context, f"dp2.{way}", script("replicas").replicas)
+
+
+def test_every_replica_of_a_server_answers_as_natively(script, context, monkeypatch):
+    assert "run dp2.native first" in of_replicas(script, context, monkeypatch, "restore")["detail"]
+    native = of_replicas(script, context, monkeypatch, "native")
+    assert (native["verdict"], native["ways"], len(native["served"])) == ("ok", ["native"], 16)
+    restored = of_replicas(script, context, monkeypatch, "restore")
+    assert (restored["verdict"], restored["ways"]) == ("ok", ["restored"])
+
+
+@pytest.mark.parametrize(("mood", "words"), [("wrong", "answer 8 from token 0"), ("half", "['native', 'restored']")])
+def test_one_replica_that_differs_from_the_native_start_is_found(script, context, monkeypatch, mood, words):
+    of_replicas(script, context, monkeypatch, "native")
+    monkeypatch.setenv("MOOD", mood)
+    row = of_replicas(script, context, monkeypatch, "restore")
+    assert row["verdict"] == "failed"
+    assert words in row["detail"]
+
+
+def test_a_setup_of_replicas_says_its_variant_and_its_workers(script):
+    every = script("setups").setups(8, 0.3)
+    dense, experts, sliced = every["dp2"], every["moe_dp2"], every["tp2"]
+    assert (dense.variant, dense.workers, dense.ranks) == ("tp=1", ["rank-0", "replica-1-rank-0"], 2)
+    assert (experts.variant, experts.workers, experts.ranks) == ("dp=2,tp=1", ["rank-0", "rank-1"], 2)
+    assert (sliced.variant, sliced.workers) == ("tp=2", ["rank-0", "rank-1"])
+
+
 def test_nothing_of_a_server_outlives_its_block(script, context, monkeypatch):
     monkeypatch.setenv("MOOD", "leaves")
     assert serve(script, context, "plugin", "term")["left"] == 1
@@ -354,6 +404,26 @@ def test_a_setup_is_the_same_on_a_command_line(script):
     other = setup.changed(max_num_seqs=3, environment={"A": "1"})
     assert (other.options["max_num_seqs"], other.environment["A"]) == (3, "1")
     assert setup.options["max_num_seqs"] == 8
+
+
+def test_a_setup_has_the_folder_of_the_model_that_drafts(script, context):
+    asked = []
+    context.models = lambda setup: asked.append(setup.model.layers) or context.out / "model"
+    setup = context.setup_of("draft.restore")
+    assert asked == [1]
+    settings = json.loads(setup.flags[setup.flags.index("--speculative-config") + 1])
+    assert settings == {"method": "draft_model", "model": str(context.out / "model"), "num_speculative_tokens": 3}
+    assert context.setup_of("small.restore") == context.setups["small"]
+
+
+def test_a_head_that_drafts_has_no_words_of_its_own(script):
+    setups = script("setups")
+    setup = setups.setups(8, 0.3)["eagle"].drafting("/head")
+    assert setup.options["speculative_config"]["method"] == "eagle"
+    shapes = setups.Model(1, 100, llama=True, head=True).shapes()
+    assert shapes["fc.weight"] == (2048, 4096)
+    assert not any("embed" in name or "input_layernorm" in name or "q_norm" in name for name in shapes)
+    assert "layers.0.mlp.down_proj.weight" in shapes
 
 
 @pytest.mark.parametrize("experts", [False, True])

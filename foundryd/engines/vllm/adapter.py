@@ -19,7 +19,14 @@ from foundryd.archive.identity import Provider
 from foundryd.engines.torch import graphset
 from foundryd.engines.vllm import collector
 from foundryd.engines.vllm.report import StartUp
-from foundryd.errors import FoundrydError, IdentityMismatch, LayoutDiverged, NotEnoughMemory, RestoreError
+from foundryd.errors import (
+    EngineUnsupported,
+    FoundrydError,
+    IdentityMismatch,
+    LayoutDiverged,
+    NotEnoughMemory,
+    RestoreError,
+)
 from foundryd.session.arrays import freeze_key
 from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.settings import Mode, Settings
@@ -175,6 +182,18 @@ class Adapter:
     def restoring(self) -> bool:
         """Whether this process may still restore, or has."""
         return self._graphs is not None and self._graphs.session is not None
+
+    @property
+    def without_trials(self) -> bool:
+        """Whether this worker makes no captures on trial.
+
+        Ranks communicate in them, so all of a world must take the same way: a rank that gave up makes none either, but
+        where all of them did, since the engine is not supported.
+        """
+        if self.active:
+            return True
+        others = self._config.mode is Mode.RESTORE and self._config.world_size > 1
+        return others and not isinstance(self.report.fallback, EngineUnsupported)
 
     @property
     def device(self) -> torch.device:

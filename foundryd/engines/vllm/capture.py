@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundryd.errors import FoundrydError, UsageError
+from foundryd.rankpatch.mesh import Mesh
 from foundryd.settings import Mode, Settings, settings
 
 
@@ -47,12 +48,33 @@ def start(arguments: Sequence[str], config: Settings) -> Any:
     if parsed.model_tag:
         parsed.model = parsed.model_tag
     engine_arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs.from_cli_args(parsed)
+    fit(engine_arguments, Mesh.parse(config.variant))
     if config.world_size > 1:
         engine_arguments.distributed_executor_backend = "external_launcher"
     # Defaults such as max_num_batched_tokens follow from who uses the engine.
     context = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     engine = importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine
     return engine.from_engine_args(engine_arguments, usage_context=context)
+
+
+def fit(arguments: Any, mesh: Mesh) -> None:
+    """Lets ``EngineArgs`` describe a server's replicas as a capture has them.
+
+    Those of a model with experts are one world, whose ranks count themselves.  Those of a dense model share nothing:
+    one of them is captured, as if it were alone.  Raises ``UsageError`` if the mesh is of other sizes.
+    """
+    if arguments.data_parallel_size > 1:
+        if not arguments.create_model_config().is_moe:
+            arguments.data_parallel_size = 1
+        # Which replicas a server has here, and who spreads requests over them.
+        arguments.data_parallel_rank = arguments.data_parallel_start_rank = arguments.data_parallel_size_local = None
+        arguments.data_parallel_hybrid_lb = arguments.data_parallel_external_lb = False
+    fits = Mesh(pp=arguments.pipeline_parallel_size, dp=arguments.data_parallel_size, tp=arguments.tensor_parallel_size)
+    if (mesh.pp, mesh.dp, mesh.ep, mesh.tp) != (fits.pp, fits.dp, fits.ep, fits.tp):
+        raise UsageError(
+            f"--variant is {mesh} and with these arguments vLLM's world is {fits}, over all of whose ranks experts are "
+            f"spread: capture with --variant {fits}, or with other arguments"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ _DEEPEST = 4
 _ENVIRONMENT_IGNORED = re.compile(
     r"VLLM_((DEBUG_)?LOG.*|CONFIGURE_LOGGING|HOST_IP|PORT|API_KEY|RPC_.*|HTTP_.*|ENGINE_.*|EXECUTE_MODEL_.*|NO_USAGE.*"
     r"|USAGE_.*|DO_NOT_TRACK|PLUGINS|WORKER_MULTIPROC_METHOD|ENABLE_V1_MULTIPROCESSING|CACHE_ROOT|CONFIG_ROOT"
-    r"|ASSETS_.*|MEDIA_.*|KEEP_ALIVE.*|SKIP_MODEL_NAME_VALIDATION|NCCL_SO_PATH|LOADING.*|DP_MASTER_.*|DEBUG_DUMP_PATH"
+    r"|ASSETS_.*|MEDIA_.*|KEEP_ALIVE.*|SKIP_MODEL_NAME_VALIDATION|NCCL_SO_PATH|LOADING.*|DP_.*|DEBUG_DUMP_PATH"
     r"|MODEL_REDIRECT_PATH|SERVER_DEV_MODE|RINGBUFFER_.*|IMAGE_.*|VIDEO_.*|AUDIO_.*|ALLOW_RUNTIME_LORA_UPDATING)"
 )
 
@@ -45,7 +45,24 @@ _COMPILATION = (
     "use_inductor_graph_partition",
     "pass_config",
     "dynamic_shapes_config",
+    "cudagraph_specialize_lora",
 )
+
+# Of the configuration of drafts: what may choose kernels, memory or outputs of the model that checks them.
+_SPECULATIVE = (
+    "quantization",
+    "moe_backend",
+    "attention_backend",
+    "max_model_len",
+    "draft_tensor_parallel_size",
+    "disable_padded_drafter_batch",
+    "use_local_argmax_reduction",
+    "parallel_drafting",
+    "draft_sample_method",
+)
+
+# Of the configuration of adapters: how many a host keeps, which graphs do not see.
+_LORA_IGNORED = frozenset({"max_loras", "max_lora_rank", "max_cpu_loras"})
 
 
 class VllmFacts:
@@ -61,6 +78,7 @@ class VllmFacts:
         config = self._config
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         parallel, compilation, attention = config.parallel_config, config.compilation_config, config.attention_config
+        lora, speculative = config.lora_config, config.speculative_config
         facts: dict[str, Any] = {
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "dtype": model.dtype,
@@ -83,6 +101,15 @@ class VllmFacts:
             "pipeline_parallel_size": parallel.pipeline_parallel_size,
             "data_parallel_size": parallel.data_parallel_size,
             "enable_expert_parallel": parallel.enable_expert_parallel,
+            "expert_placement_strategy": parallel.expert_placement_strategy,
+            "all2all_backend": parallel.all2all_backend,
+            "max_loras": None if lora is None else lora.max_loras,
+            "max_lora_rank": None if lora is None else lora.max_lora_rank,
+            "lora": None if lora is None else digest(_fields(lora, without=_LORA_IGNORED)),
+            # Where drafts come from graphs do not see.
+            "speculative_method": None if speculative is None else speculative.method,
+            "num_speculative_tokens": None if speculative is None else speculative.num_speculative_tokens,
+            "speculative": None if speculative is None else _speculative(speculative),
             "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
             "environment": environment(self._environ),
         }
@@ -93,6 +120,13 @@ class VllmFacts:
 def model_digest(model: Any) -> str:
     """A digest of architecture, shapes and everything else of a model's configuration but where it came from."""
     return digest(_without_origin(model.hf_config.to_dict()))
+
+
+def _speculative(speculative: Any) -> str:
+    """A digest of how drafts are made, and of the model that makes them."""
+    model = speculative.draft_model_config
+    settings = {name: getattr(speculative, name) for name in _SPECULATIVE}
+    return digest(settings | {"model": None if model is None else model_digest(model)})
 
 
 def _without_origin(settings: Any) -> Any:

@@ -26,6 +26,7 @@ class StartUp:
     ----------
     engine : the engine and its version.
     rank : of the world.
+    replica : of several worlds that share nothing.
     way : ``native``, ``captured`` or ``restored``.
     fallback : why a worker that should have restored captured natively.
     graphs : how many graphs the engine got from foundryd.
@@ -46,6 +47,7 @@ class StartUp:
     restore: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     collections: dict[str, float] = field(default_factory=dict)
+    replica: int = 0
     _now: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class StartUp:
         return {
             "engine": self.engine,
             "rank": self.rank,
+            "replica": self.replica,
             "way": self.way,
             "fallback": None if error is None else {"reason": error.reason, "message": str(error)},
             "graphs": self.graphs,
@@ -94,7 +97,8 @@ class StartUp:
     def publish(self, folder: Path | None) -> None:
         """Logs one line, and writes ``rank-N.json`` if there is a folder for it.
 
-        A report that cannot be written is said to be so and disturbs nothing.
+        A later replica's is ``replica-M-rank-N.json``.  A report that cannot be written is said to be so and disturbs
+        nothing.
         """
         self._watch.close()
         times = ", ".join(f"{name} {ms / 1000:.2f} s" for name, ms in self.phases.items())
@@ -103,7 +107,8 @@ class StartUp:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"rank-{self.rank}.json").write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+            name = f"replica-{self.replica}-rank-{self.rank}" if self.replica else f"rank-{self.rank}"
+            (folder / f"{name}.json").write_text(json.dumps(self.as_dict(), indent=2) + "\n")
         except OSError as error:
             log.warning("the start-up report cannot be written to %s (%s): name another folder", folder, error)
 

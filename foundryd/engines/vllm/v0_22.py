@@ -11,7 +11,8 @@ In the order in which a worker passes them::
     Worker.compile_or_warm_up_model     warm-ups, then GPUModelRunner.capture_model, then warm-ups
       GPUModelRunner.capture_model      graphs are restored, or captured as each runner does it
 
-There are two model runners, with a module each for what differs: ``v0_22_v2`` and ``v0_22_v1``.
+There are two model runners, with a module each for what differs: ``v0_22_v2`` and ``v0_22_v1``.  ``v0_22_ranks`` knows
+where a worker is among others.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Protocol
 
 from foundryd.engines.vllm import seam, support, v0_22_v1, v0_22_v2, versions
 from foundryd.engines.vllm.report import StartUp
 from foundryd.engines.vllm.seam import Seam
-from foundryd.errors import FoundrydError, UsageError
-from foundryd.settings import Mode, Settings, settings
+from foundryd.engines.vllm.v0_22_ranks import LONE, LONE_V2, Place, pynccl_communicators, worker_settings
+from foundryd.errors import FoundrydError
+from foundryd.settings import Mode, settings
 
 log = logging.getLogger("foundryd.vllm")
 
@@ -50,7 +51,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Ma
     try:
         seam.install((*WORKER, *SCRATCH, *(V2 if second else ())))
         if config.mode is Mode.CAPTURE:
-            seam.install(LONE)
+            seam.install((*LONE, *(LONE_V2 if second else ())))
     except FoundrydError as error:
         if config.mode is Mode.CAPTURE:
             raise
@@ -65,7 +66,7 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
 
     version, config = versions.installed(), worker.vllm_config
     own = worker_settings(settings(), worker)
-    _current = adapter = Adapter(own, StartUp(f"vLLM {version}", own.rank))
+    _current = adapter = Adapter(own, StartUp(f"vLLM {version}", own.rank, replica=Place.of(worker).replica))
     with adapter.report.phase("attach"):
         adapter.attach(
             VllmFacts(version, config), lambda: support.check(config, dict(os.environ)), pynccl_communicators
@@ -79,21 +80,6 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
             with adapter.guarded():
                 seam.install(V1)
         return real(worker)
-
-
-def worker_settings(config: Settings, worker: Any) -> Settings:
-    """The process's settings with the worker's place in the world, which only vLLM knows; a capture's is given.
-
-    Raises ``UsageError`` if a capture is of another place.
-    """
-    place = (int(worker.rank), int(worker.local_rank), int(worker.vllm_config.parallel_config.world_size))
-    if config.mode is Mode.CAPTURE and (config.rank, config.world_size) != (place[0], place[2]):
-        raise UsageError(
-            f"this is captured as rank {config.rank} of {config.world_size} and vLLM's worker is rank {place[0]} of "
-            f"{place[2]}: give vLLM the parallel sizes of --variant, and start it with python -m "
-            "foundryd.engines.vllm.capture"
-        )
-    return replace(config, rank=place[0], local_rank=place[1], world_size=place[2])
 
 
 def _load_model(real: Callable[..., Any], worker: Any, **named: Any) -> Any:
@@ -145,6 +131,11 @@ def _initialize_model(real: Callable[..., Any], *arguments: Any, **named: Any) -
 
 def _process_weights(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     with _made("weights", "kernel_format"):
+        return real(*arguments, **named)
+
+
+def _load_lora_model(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    with _made("weights", "lora"):
         return real(*arguments, **named)
 
 
@@ -311,30 +302,7 @@ def _capture_cudagraphs(
 def _profile_cudagraph_memory(real: Callable[..., Any], runner: Any) -> int:
     """The V1 runner's trial captures with a small KV cache, which would come before the real one's in the arenas."""
     # An archive says how large the KV cache is, and its capture leaves a reserve.
-    return int(real(runner)) if _current is None or not _current.active else 0
-
-
-# --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def pynccl_communicators() -> Iterator[tuple[int, Sequence[int]]]:
-    """(handle, ranks) of vLLM's own NCCL communicators, in the order in which its groups were made."""
-    groups = importlib.import_module("vllm.distributed.parallel_state")._groups
-    for reference in list(groups.values()):
-        group = reference()
-        communicator = getattr(getattr(group, "device_communicator", None), "pynccl_comm", None)
-        if communicator is not None and communicator.available:
-            handle = communicator.comm
-            yield int(getattr(handle, "value", handle)), list(group.ranks)
-
-
-def _no_message_queue(real: Callable[..., Any], *_: Any, **__: Any) -> None:
-    """A rank without peers has no readers to wait for."""
-
-
-def _same_node(real: Callable[..., Any], pg: Any, source_rank: int = 0) -> list[bool]:
-    """The ranks that a capture stands for are on one node; more nodes are not known yet."""
-    return [True] * int(pg.size() if callable(getattr(pg, "size", None)) else pg.world_size)
+    return int(real(runner)) if _current is None or not _current.without_trials else 0
 
 
 _WORKER = "vllm.v1.worker.gpu_worker"
@@ -381,6 +349,7 @@ def _runner(module: str) -> tuple[Seam, ...]:
     """What both of vLLM's runners have."""
     return (
         Seam(module, "GPUModelRunner", "__init__", ("self", "vllm_config", "device"), _runner_init),
+        Seam(module, "GPUModelRunner", "load_lora_model", ("self", "model", "vllm_config", "device"), _load_lora_model),
         Seam(module, "GPUModelRunner", "initialize_kv_cache", _KV, _initialize_kv_cache),
         Seam(module, "GPUModelRunner", "profile_run", ("self",), _profile_run),
         Seam(module, "GPUModelRunner", "capture_model", ("self",), _capture_model),
@@ -410,16 +379,4 @@ V2 = (
         ("self", "create_forward_fn", "progress_bar_desc"),
         _capture_batches,
     ),
-)
-
-# Only where a rank is captured, which has no peers.
-LONE = (
-    Seam(
-        "vllm.distributed.device_communicators.shm_broadcast",
-        "MessageQueue",
-        "create_from_process_group",
-        ("pg", "max_chunk_bytes", "max_chunks"),
-        _no_message_queue,
-    ),
-    Seam("vllm.distributed.parallel_state", "", "in_the_same_node_as", ("pg", "source_rank"), _same_node),
 )

@@ -18,27 +18,48 @@ from foundryd.engines.vllm import seam
 from foundryd.engines.vllm.seam import Seam
 from foundryd.errors import CaptureError, EngineUnsupported
 
-Key = tuple[str, int, int, int]
+Key = tuple[str, int, int, int] | tuple[str, int, int, int, int]
 Capture = Callable[[Key, Callable[[], Any]], tuple[Any, Any]]
 
 _MODULE = "vllm.compilation.cuda_graph"
 
+# What vLLM calls models that draft where it compiles them.
+_DRAFTING = frozenset({"eagle_head", "draft_model"})
 
-def key_of(index: int, tokens: int) -> Key:
-    """The stable name of a piece's graph: where the piece is in the model, and for how many tokens."""
-    return ("PIECE", index, tokens, 0)
+
+def key_of(index: int, tokens: int, adapters: int = 0, drafts: bool = False) -> Key:
+    """The stable name of a piece's graph: where the piece is in the model, and for how many tokens.
+
+    A batch with adapters has a graph of its own, whose name ends with how many it may have.  ``drafts`` says that the
+    piece is of the model that drafts.
+    """
+    kind = "DRAFT" if drafts else "PIECE"
+    return (kind, index, tokens, 0, adapters) if adapters else (kind, index, tokens, 0)
 
 
 def key_of_whole(batch: Any) -> Key:
-    """The stable name of a graph of the whole model: tokens, requests and, of one token a request, 1."""
-    return ("FULL", int(batch.num_tokens), int(batch.num_reqs), int(batch.uniform))
+    """The stable name of a graph of the whole model: tokens, requests, and tokens of each request; 0 is any number.
+
+    It ends like that of a piece.
+    """
+    tokens, requests, adapters = int(batch.num_tokens), int(batch.num_reqs), int(batch.num_active_loras)
+    each = tokens // requests if batch.uniform else 0
+    return ("FULL", tokens, requests, each, adapters) if adapters else ("FULL", tokens, requests, each)
 
 
-def wrappers(modes: Any) -> dict[int, Any]:
-    """vLLM's wrappers of pieces by the pieces' places in the model; raises ``EngineUnsupported``."""
+def tokens_of(key: Key) -> int:
+    """For how many tokens the graph of that name is."""
+    return key[1] if key[0] == "FULL" else key[2]
+
+
+def wrappers(modes: Any, drafts: bool = False) -> dict[int, Any]:
+    """vLLM's wrappers of pieces by the pieces' places in the model; raises ``EngineUnsupported``.
+
+    They are of the model that answers, or of that which drafts.
+    """
     found: dict[int, Any] = {}
     for wrapper in list(importlib.import_module(_MODULE).CUDAGraphWrapper._all_instances):
-        if wrapper.runtime_mode is not modes.PIECEWISE:
+        if wrapper.runtime_mode is not modes.PIECEWISE or _drafts(wrapper) is not drafts:
             continue
         index = getattr(wrapper.runnable, "piecewise_compile_index", None)
         if index is None or index in found:
@@ -50,10 +71,15 @@ def wrappers(modes: Any) -> dict[int, Any]:
         found[int(index)] = wrapper
     if not found:
         raise EngineUnsupported(
-            "vLLM has no pieces of the model to capture, though its cudagraph_mode asks for them: choose "
-            "FULL_DECODE_ONLY"
+            f"vLLM has no pieces of the model{' that drafts' * drafts} to capture, though its cudagraph_mode asks for "
+            "them: choose FULL_DECODE_ONLY"
         )
     return dict(sorted(found.items()))
+
+
+def _drafts(wrapper: Any) -> bool:
+    """Whether a piece is of the model that drafts, which vLLM compiles under a name of its own."""
+    return getattr(getattr(wrapper.runnable, "vllm_backend", None), "prefix", "") in _DRAFTING
 
 
 @contextmanager
@@ -98,7 +124,8 @@ def _record(wrapper: Any, batch: Any, capture: Capture, arguments: Any, named: A
 def _key_in(wrapper: Any, batch: Any) -> Key:
     if wrapper.runtime_mode.name == "FULL":
         return key_of_whole(batch)
-    return key_of(int(wrapper.runnable.piecewise_compile_index), batch.num_tokens)
+    place = int(wrapper.runnable.piecewise_compile_index)
+    return key_of(place, batch.num_tokens, batch.num_active_loras, _drafts(wrapper))
 
 
 def require(wanted: Sequence[Key], captured: Sequence[Key]) -> None:
@@ -110,9 +137,9 @@ def require(wanted: Sequence[Key], captured: Sequence[Key]) -> None:
         )
 
 
-def give(wrapper: Any, tokens: int, graph: Any, kept: Any) -> None:
+def give(wrapper: Any, tokens: int, has_lora: bool, graph: Any, kept: Any) -> None:
     """Lets a piece's wrapper have a restored graph for so many tokens; ``kept`` is what was recorded with it."""
-    batch = importlib.import_module("vllm.forward_context").BatchDescriptor(num_tokens=tokens, has_lora=False)
+    batch = importlib.import_module("vllm.forward_context").BatchDescriptor(num_tokens=tokens, has_lora=has_lora)
     enter(wrapper, batch, graph, kept)
 
 

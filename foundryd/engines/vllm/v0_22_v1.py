@@ -42,7 +42,8 @@ def backends(runner: Any) -> frozenset[str]:
 
 def filled(runner: Any) -> dict[str, Any]:
     """The tensors that graphs use and the worker fills, by name."""
-    from foundryd.engines.vllm.vary import schedules  # needs torch
+    from foundryd.engines.vllm import v0_22_drafts, v0_22_lora  # need torch
+    from foundryd.engines.vllm.vary import schedules
 
     model, view = runner.get_model(), _view(runner)
     tensors: dict[str, Any] = {f"model.{name}": t for name, t in model.named_parameters()}
@@ -52,7 +53,9 @@ def filled(runner: Any) -> dict[str, Any]:
     tensors |= {f"slot_mapping.{i}": t for i, t in enumerate(view.block_tables.slot_mappings)}
     tensors |= {f"schedule.{name}": t for name, t in schedules(runner).items()}
     tensors |= {f"kv.{i}": t for i, t in enumerate(runner.kv_caches)}
-    return tensors
+    if _batches_of_drafts(runner):
+        tensors |= v0_22_drafts.filled(runner.drafter)
+    return tensors | v0_22_lora.filled(runner)
 
 
 def _view(runner: Any) -> Any:
@@ -80,9 +83,21 @@ def _view(runner: Any) -> Any:
 
 def states(runner: Any, captured: Iterable[Key]) -> Any:
     """Other states of the worker, for the proofs of its graphs ``captured``."""
-    from foundryd.engines.vllm.vary import States  # needs torch
+    from foundryd.engines.vllm.v0_22_drafts import Drafts  # needs torch
+    from foundryd.engines.vllm.v0_22_lora import Adapters
+    from foundryd.engines.vllm.vary import Ahead, States
 
-    return States(_view(runner), captured, lambda key: _build_schedule(runner, key))
+    ahead: Ahead | None = None
+    if runner.lora_config is not None:
+        # Batches without adapters have graphs without.
+        ahead = Adapters(runner, _tokens_with_adapters)
+    elif _batches_of_drafts(runner):
+        ahead = Drafts(runner.drafter, int(runner.input_batch.vocab_size))
+    return States(_view(runner), captured, lambda key: _build_schedule(runner, key), ahead)
+
+
+def _tokens_with_adapters(key: Key) -> int:
+    return 0 if len(key) == 4 else v0_22_pieces.tokens_of(key)
 
 
 def _build_schedule(runner: Any, key: Key) -> None:
@@ -90,7 +105,7 @@ def _build_schedule(runner: Any, key: Key) -> None:
 
     Lengths and starts are those that the runner's buffers on the device have.
     """
-    _, tokens, requests, uniform = key
+    tokens, requests, each = key[1], key[2], key[3]
     starts = runner.query_start_loc.cpu
     before = starts.clone()
     starts[: requests + 1] = runner.query_start_loc.gpu[: requests + 1].cpu()
@@ -100,10 +115,11 @@ def _build_schedule(runner: Any, key: Key) -> None:
             num_tokens=tokens,
             num_reqs=requests,
             # As vLLM has it for a batch that it captures.
-            max_query_len=1 if uniform else tokens,
+            max_query_len=each or tokens,
             num_tokens_padded=tokens,
             for_cudagraph_capture=True,
             slot_mappings={i: mapping[:tokens] for i, mapping in enumerate(mappings)},
+            use_spec_decode=runner.speculative_config is not None,
         )
     finally:
         starts.copy_(before)
@@ -118,9 +134,28 @@ def give(runner: Any, restored: Mapping[Key, tuple[Any, Any]]) -> None:
     """Lets vLLM have every graph, and leaves it as after its own capture."""
     for key, wrapper, batch in _places(runner):
         v0_22_pieces.enter(wrapper, batch, *restored[key])
+    if runner.lora_config is not None:
+        _load_kernels_of_adapters(runner)
     # From here on a graph that is missing is an error, and a workspace that graphs have seen does not move.
     importlib.import_module("vllm.compilation.monitor").set_cudagraph_capturing_enabled(False)
     importlib.import_module("vllm.v1.worker.workspace").lock_workspace()
+
+
+def _load_kernels_of_adapters(runner: Any) -> None:
+    """Runs small batches with adapters, without graphs, as vLLM does before it captures those of such batches.
+
+    Nothing else that a worker runs while it starts has adapters, and Triton compiles a kernel for one row, for some
+    numbers of rows and for others apart.
+    """
+    mode = importlib.import_module("vllm.config.compilation").CUDAGraphMode.NONE
+    for tokens in (1, 2, 16):
+        if tokens <= runner.max_num_tokens:
+            runner._dummy_run(
+                tokens,
+                cudagraph_runtime_mode=mode,
+                skip_eplb=True,
+                num_active_loras=int(runner.lora_config.max_loras) + 1,
+            )
 
 
 def record(adapter: Adapter, real: Callable[..., Any], runner: Any, batches: Any, mode: Any) -> None:
@@ -130,8 +165,8 @@ def record(adapter: Adapter, real: Callable[..., Any], runner: Any, batches: Any
         adapter.begin_capture()
     with v0_22_pieces.recording(adapter.capture):
         real(runner, batch_descriptors=batches, cudagraph_runtime_mode=mode)
-    own = "FULL" if mode.name == "FULL" else "PIECE"
-    v0_22_pieces.require([key for key in wanted if key[0] == own], adapter.captured)
+    own = ("FULL",) if mode.name == "FULL" else ("PIECE", "DRAFT")
+    v0_22_pieces.require([key for key in wanted if key[0] in own], adapter.captured)
 
 
 def _places(runner: Any) -> list[tuple[Key, Any, Any]]:
@@ -145,8 +180,38 @@ def _places(runner: Any) -> list[tuple[Key, Any, Any]]:
             continue
         pieces = v0_22_pieces.wrappers(modes)
         for batch in batches:
-            places += [(v0_22_pieces.key_of(i, int(batch.num_tokens)), w, batch) for i, w in pieces.items()]
-    return places
+            tokens, adapters = int(batch.num_tokens), int(batch.num_active_loras)
+            places += [(v0_22_pieces.key_of(i, tokens, adapters), wrapper, batch) for i, wrapper in pieces.items()]
+    return places + _places_of_drafts(runner, modes, [key for key, _, _ in places])
+
+
+def _places_of_drafts(runner: Any, modes: Any, keys: list[Key]) -> list[tuple[Key, Any, Any]]:
+    """The same of the model that drafts, which vLLM captures with pieces of the other; ``keys`` are the other's."""
+    found = [(mode, batch) for mode, batches in _batches_of_drafts(runner) for batch in batches]
+    if not found:
+        return []
+    if {mode for mode, _ in found} != {modes.PIECEWISE} or not any(key[0] == "PIECE" for key in keys):
+        raise EngineUnsupported(
+            "the model that drafts has graphs where the other has none of the same kind, so nothing captures them: "
+            "choose cudagraph_mode FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
+        )
+    if runner.drafter.uses_mrope:
+        raise EngineUnsupported(
+            "positions of several axes (M-RoPE) of the model that drafts cannot be restored yet: choose cudagraph_mode "
+            "FULL_DECODE_ONLY"
+        )
+    pieces = v0_22_pieces.wrappers(modes, drafts=True)
+    return [
+        (v0_22_pieces.key_of(i, int(batch.num_tokens), drafts=True), wrapper, batch)
+        for _, batch in found
+        for i, wrapper in pieces.items()
+    ]
+
+
+def _batches_of_drafts(runner: Any) -> list[tuple[Any, list[Any]]]:
+    """The batches of which the model that drafts has graphs, by their mode; only some that draft have any."""
+    dispatcher = getattr(getattr(runner, "drafter", None), "cudagraph_dispatcher", None)
+    return [] if dispatcher is None else list(dispatcher.get_capture_descs())
 
 
 def _whole(runner: Any, modes: Any) -> Any:

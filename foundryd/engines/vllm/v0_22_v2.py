@@ -35,7 +35,8 @@ def backends(runner: Any) -> frozenset[str]:
 
 def filled(runner: Any) -> dict[str, Any]:
     """The tensors that graphs use and the worker fills, by name."""
-    from foundryd.engines.vllm.vary import schedules  # needs torch
+    from foundryd.engines.vllm import v0_22_lora  # needs torch
+    from foundryd.engines.vllm.vary import schedules
 
     tensors: dict[str, Any] = {f"model.{name}": t for name, t in runner.model.named_parameters()}
     tensors |= {f"model.{name}": t for name, t in runner.model.named_buffers()}
@@ -47,14 +48,17 @@ def filled(runner: Any) -> dict[str, Any]:
     tensors["slot_mappings"] = tables.slot_mappings
     tensors |= {f"schedule.{name}": t for name, t in schedules(runner).items()}
     tensors |= {f"kv.{i}": t for i, t in enumerate(runner.kv_caches)}
-    return tensors
+    return tensors | v0_22_lora.filled(runner)
 
 
 def states(runner: Any, captured: Iterable[Key]) -> Any:
     """Other states of the worker, for the proofs of its graphs ``captured``."""
-    from foundryd.engines.vllm.vary import States  # needs torch
+    from foundryd.engines.vllm.v0_22_lora import Adapters  # needs torch
+    from foundryd.engines.vllm.vary import States
 
-    return States(runner, captured)
+    # With LoRA every graph has adapters in it; they do nothing for a batch without.
+    ahead = None if runner.lora_config is None else Adapters(runner, v0_22_pieces.tokens_of)
+    return States(runner, captured, ahead=ahead)
 
 
 def keys(runner: Any) -> list[Key]:
@@ -71,7 +75,9 @@ def give(runner: Any, restored: Mapping[Key, tuple[Any, Any]]) -> None:
         manager.hidden_states = outputs["hidden_states"]
         manager.aux_hidden_states = outputs["aux_hidden_states"]
     for tokens, index, wrapper in _pieces(manager, modes):
-        v0_22_pieces.give(wrapper, tokens, *restored[v0_22_pieces.key_of(index, tokens)])
+        v0_22_pieces.give(
+            wrapper, tokens, runner.lora_config is not None, *restored[v0_22_pieces.key_of(index, tokens)]
+        )
     manager._graphs_captured = True
 
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,25 @@ _BLOCKS = 4  # of the KV cache, that a request of such a state has at most
 _PAD = -1  # a slot of no token
 _LENGTHS = 2  # sets of lengths that schedules are made for
 
-Key = tuple[str, int, int, int]
+# Of a graph: see ``v0_22_pieces`` and ``v0_22_v2``.  The last number is there for a batch with adapters only.
+Key = tuple[str, int, int, int] | tuple[str, int, int, int, int]
+
+
+class Ahead(Protocol):
+    """What graphs read beside schedules that is computed ahead of a step, for its batch.
+
+    Attributes
+    ----------
+    buffers : where it lies, one axis each; with zeros nothing is to do for any graph.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+
+    def enter(self, seed: int) -> None:
+        """Brings what is the same for all graphs into the state of that seed."""
+
+    def build(self, key: Key, seed: int) -> None:
+        """Fills ``buffers`` for one graph; they are zero."""
 
 
 def schedules(runner: Any) -> dict[str, torch.Tensor]:
@@ -32,7 +50,7 @@ def build_schedule(runner: Any, key: Key) -> None:
 
     Lengths and starts are those that the runner's input buffers have.
     """
-    _, tokens, requests, _ = key
+    tokens, requests = key[1], key[2]
     # As vLLM spreads the tokens of a batch that it captures.
     longest = tokens // requests + tokens % requests
     buffers, tables = runner.input_buffers, runner.block_tables
@@ -57,8 +75,23 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True)
 
 
+def _beginning(buffer: torch.Tensor) -> torch.Tensor:
+    """What of a buffer is not zero to its end, on the CPU: most are as long as the longest batch needs."""
+    values = _copied(buffer)
+    used = values.nonzero()
+    return values[: int(used.max()) + 1 if len(used) else 0].clone()
+
+
+def _each(keys: Iterable[Key]) -> int:
+    """How many tokens of a request a state has: as many as all graphs with attention run, or one."""
+    counts = {key[3] for key in keys if key[0] == "FULL"}
+    return max(1, counts.pop()) if len(counts) == 1 else 1
+
+
 class States:
-    """States in which every captured batch decodes one token a request, as if it had served requests before.
+    """States in which every captured batch decodes, as if it had served requests before.
+
+    Requests have one token each, or as many as graphs are captured for where vLLM speculates.
 
     Each request has blocks of its own, between one token and ``_BLOCKS`` blocks of them; those that the KV cache has
     no room for are padding, as vLLM pads.
@@ -78,10 +111,18 @@ class States:
     The builder allocates, so schedules are computed when this is made, before anyone looks at memory: for ``_LENGTHS``
     sets of lengths, of which the seed of a state says which it has.  Nothing is allocated on the device afterwards.
     ``keys`` are the graphs that ``enter_for`` may be asked for, and ``build`` lets the worker's builders fill their
-    buffers for one of them, as ``build_schedule`` does for the V2 runner.
+    buffers for one of them, as ``build_schedule`` does for the V2 runner.  ``ahead`` is treated as schedules are, and
+    for graphs of pieces too.
     """
 
-    def __init__(self, runner: Any, keys: Iterable[Key] = (), build: Callable[[Key], None] | None = None) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        keys: Iterable[Key] = (),
+        build: Callable[[Key], None] | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
+        keys = list(keys)
         self._runner = runner
         self._build = build or (lambda key: build_schedule(runner, key))
         buffers, tables = runner.input_buffers, runner.block_tables
@@ -90,16 +131,21 @@ class States:
         longest = min(_BLOCKS * smallest, int(runner.max_model_len))
         self._blocks = -(-longest // smallest)
         self._longest = longest
+        self._each = min(_each(keys), longest)
         room = (int(runner.kv_cache_config.num_blocks) - 1) // self._blocks  # block 0 is vLLM's own
-        self._real = max(0, min(self._requests, room))
+        self._real = max(0, min(self._requests, room, len(buffers.input_ids) // self._each))
         self._generator = torch.Generator(buffers.input_ids.device)
         self._schedules = schedules(runner)
-        self._computed = self._compute([key for key in keys if key[0] == "FULL"])
+        self._ahead = ahead
+        self._buffers = {f"schedule.{name}": buffer for name, buffer in self._schedules.items()}
+        if ahead is not None:
+            self._buffers |= {f"ahead.{name}": buffer for name, buffer in ahead.buffers.items()}
+        self._computed = self._compute([key for key in keys if ahead is not None or key[0] == "FULL"])
 
     def rest(self) -> None:
-        """Leaves the worker as it is, but for schedules of one batch, which no other may read."""
-        for schedule in self._schedules.values():
-            schedule.zero_()
+        """Leaves the worker as it is, but for what is computed for one batch, which no other may read."""
+        for buffer in self._buffers.values():
+            buffer.zero_()
 
     def enter(self, seed: int) -> None:
         """Puts the worker into the state of that seed, in which every graph can be replayed and attention rests."""
@@ -112,48 +158,58 @@ class States:
         self._generator.manual_seed(seed)
         for cache in self._runner.kv_caches:
             self._content(cache)
+        if self._ahead is not None:
+            self._ahead.enter(seed)
 
     def enter_for(self, key: Any, seed: int) -> None:
         """Gives the graph ``key`` its schedule for the state of that seed; no other graph may be replayed then."""
-        for name, schedule in self._computed[seed % _LENGTHS].get(tuple(key), {}).items():
-            self._schedules[name].copy_(schedule)
+        self.rest()
+        for name, values in self._computed[seed % _LENGTHS].get(tuple(key), {}).items():
+            self._buffers[name][: len(values)].copy_(values)
 
     def _lengths(self, seed: int) -> torch.Tensor:
         random = torch.Generator().manual_seed(seed % _LENGTHS)
-        return torch.randint(1, self._longest + 1, (self._real,), generator=random)
+        return torch.randint(self._each, self._longest + 1, (self._real,), generator=random)
 
     def _compute(self, keys: list[Key]) -> list[dict[Key, dict[str, torch.Tensor]]]:
         """For each set of lengths the schedules of each graph, on the CPU; leaves the worker as it is."""
         buffers = self._runner.input_buffers
-        touched = [buffers.query_start_loc, buffers.seq_lens, *self._schedules.values()]
+        touched = [buffers.query_start_loc, buffers.seq_lens, *self._buffers.values()]
         before = [_copied(tensor) for tensor in touched]
         computed = []
         for seed in range(_LENGTHS):
             self._starts(self._lengths(seed))
             of_keys: dict[Key, dict[str, torch.Tensor]] = {}
-            for key in keys if self._schedules else ():
+            for key in keys if self._buffers else ():
                 self.rest()
-                self._build(key)
-                of_keys[key] = {name: _copied(schedule) for name, schedule in self._schedules.items()}
+                if self._schedules and key[0] == "FULL":
+                    self._build(key)
+                if self._ahead is not None:
+                    self._ahead.build(key, seed)
+                of_keys[key] = {name: _beginning(buffer) for name, buffer in self._buffers.items()}
             computed.append(of_keys)
         for tensor, values in zip(touched, before, strict=True):
             tensor.copy_(values)
         return computed
 
+    def _positions(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Of the tokens of each request, which are its last: [request][token]."""
+        return lengths[:, None] - self._each + torch.arange(self._each)[None, :]
+
     def _inputs(self, lengths: torch.Tensor, random: torch.Generator) -> None:
-        buffers, real = self._runner.input_buffers, self._real
+        buffers, real = self._runner.input_buffers, self._real * self._each
         tokens = torch.zeros(buffers.input_ids.shape, dtype=buffers.input_ids.dtype)
         tokens[:real] = torch.randint(0, int(self._runner.vocab_size), (real,), generator=random)
         positions = torch.zeros(buffers.positions.shape, dtype=buffers.positions.dtype)
-        positions[:real] = lengths - 1
+        positions[:real] = self._positions(lengths).flatten()
         buffers.input_ids.copy_(tokens)
         buffers.positions.copy_(positions)
         self._starts(lengths)
 
     def _starts(self, lengths: torch.Tensor) -> None:
-        """Where queries start, one token each, and how long their requests are."""
+        """Where queries start, and how long their requests are."""
         buffers, real = self._runner.input_buffers, self._real
-        starts = torch.arange(self._requests + 1, dtype=buffers.query_start_loc.dtype).clamp_(max=real)
+        starts = torch.arange(self._requests + 1, dtype=buffers.query_start_loc.dtype).clamp_(max=real) * self._each
         seen = torch.zeros(self._requests, dtype=buffers.seq_lens.dtype)
         seen[:real] = lengths
         buffers.query_start_loc.copy_(starts)
@@ -169,8 +225,9 @@ class States:
         blocks[:real, :width] = (first + torch.arange(width)[None, :]).to(table.dtype)
         table.copy_(blocks)
         slots = torch.full(tables.slot_mappings[group].shape, _PAD, dtype=tables.slot_mappings[group].dtype)
-        last = lengths - 1
-        slots[:real] = blocks[torch.arange(real), last // size].long() * size + last % size
+        last = self._positions(lengths)
+        taken = blocks[torch.arange(real)[:, None], last // size].long() * size + last % size
+        slots[: taken.numel()] = taken.flatten()
         tables.slot_mappings[group].copy_(slots)
 
     def _content(self, cache: torch.Tensor) -> None:

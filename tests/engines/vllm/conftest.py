@@ -49,7 +49,7 @@ class CpuGraphs:
         from vllm.log import note
 
         note("attach")
-        self.mode, self.fallback, self.session = config.mode, None, None
+        self.config, self.mode, self.fallback, self.session = config, config.mode, None, None
         self.device = SimpleNamespace(index=0)
         self.resolved, self.sizes, self.recorded = {}, {}, {}
         self.bound, self.vary, self.vary_graph, self.closed, self._graphs = {}, None, None, False, {}
@@ -141,11 +141,12 @@ class Standin:
             self._monkeypatch.setenv(name, str(value))
         settings.cache_clear()
 
-    def start(self, mode="", config=None, **variables):
-        """The worker of an engine that has started in this mode."""
+    def start(self, mode="", config=None, rank=0, local_rank=0, **variables):
+        """The worker of an engine that has started in this mode; its ranks are those within its replica."""
         self.environment(**({"FOUNDRYD_MODE": mode} if mode else {}), **variables)
         first = v0_22.V1 if "vllm.v1.worker.gpu_model_runner" in sys.modules else ()  # it is imported late
-        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.SCRATCH, *first, *v0_22.V2, *v0_22.LONE))
+        alone = (*v0_22.LONE, *v0_22.LONE_V2)
+        seam.remove((*v0_22.ENTRY, *v0_22.WORKER, *v0_22.SCRATCH, *first, *v0_22.V2, *alone))
         v0_22._current = None
         collector.thaw()
         self.log.events.clear()
@@ -153,7 +154,7 @@ class Standin:
         self.pieces.CUDAGraphWrapper._all_instances.clear()  # each start is one of a new process
         sys.modules.pop("vllm.plugins", None)
         sys.modules.pop("vllm.engine", None)
-        return importlib.import_module("vllm.engine").start(config or self.config.VllmConfig())
+        return importlib.import_module("vllm.engine").start(config or self.config.VllmConfig(), rank, local_rank)
 
     def what(self):
         """What happened, without arenas."""

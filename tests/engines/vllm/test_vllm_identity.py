@@ -67,6 +67,15 @@ PARTS = {
             "enable_elastic_ep",
             "decode_context_parallel_size",
             "prefill_context_parallel_size",
+            # Where a worker is, which is its rank's affair, and how it is started.
+            "data_parallel_rank",
+            "data_parallel_rank_local",
+            "data_parallel_index",
+            "data_parallel_backend",
+            "distributed_executor_backend",
+            "nnodes",
+            # How replicas agree on a step, outside of graphs.
+            "disable_nccl_for_dp_synchronization",
         )
     },
     "scheduler_config": {},
@@ -107,6 +116,45 @@ def test_each_setting_that_graphs_may_depend_on_changes_one_fact(vllm, part):
             assert found == expected, field.name
 
 
+def test_each_setting_of_adapters_changes_one_fact_but_for_how_many_the_host_keeps(vllm):
+    for field in dataclasses.fields(vllm.config.LoRAConfig):
+
+        def change(config, name=field.name):
+            settings = config.lora_config
+            setattr(settings, name, other(getattr(settings, name)))
+
+        plain = vllm.config.VllmConfig(lora_config=vllm.config.LoRAConfig())
+        before = facts(plain)
+        change(plain)
+        found = {name for name, value in facts(plain).items() if before[name] != value}
+        own = f"vllm.{field.name}" if field.name in ("max_loras", "max_lora_rank") else "vllm.lora"
+        assert found == (set() if field.name == "max_cpu_loras" else {own}), field.name
+    without, config = facts(vllm.config.VllmConfig()), vllm.config.VllmConfig(lora_config=vllm.config.LoRAConfig())
+    assert {name for name, value in facts(config).items() if without[name] != value} == {
+        *("vllm.max_loras", "vllm.max_lora_rank", "vllm.lora")
+    }
+
+
+def test_each_setting_of_drafts_changes_one_fact_but_for_where_they_are_looked_up(vllm):
+    def drafted(**settings):
+        return facts(vllm.config.VllmConfig(speculative_config=vllm.config.SpeculativeConfig(**settings)))
+
+    before, model = drafted(), vllm.config.ModelConfig()
+    named = {"method": "vllm.speculative_method", "num_speculative_tokens": "vllm.num_speculative_tokens"}
+    for field in dataclasses.fields(vllm.config.SpeculativeConfig):
+        value = model if field.name == "draft_model_config" else other(field.default)
+        after = drafted(**{field.name: value})
+        changed = {name for name in before if before[name] != after[name]}
+        expected = set() if field.name.startswith("prompt_") else {named.get(field.name, "vllm.speculative")}
+        assert changed == expected, field.name
+    model.hf_config = vllm.config.HfConfig(_name_or_path="/elsewhere")
+    elsewhere = drafted(draft_model_config=model)
+    assert elsewhere == drafted(draft_model_config=vllm.config.ModelConfig())
+    model.hf_config = vllm.config.HfConfig(eagle_aux_hidden_state_layer_ids=[1])
+    assert drafted(draft_model_config=model) != elsewhere
+    assert facts(vllm.config.VllmConfig())["vllm.speculative_method"] == "default"
+
+
 def test_a_block_size_counts_if_the_user_chose_it(vllm):
     def chosen(config):
         config.cache_config.user_specified_block_size = True
@@ -143,6 +191,7 @@ def test_objects_that_refer_to_one_another_have_a_digest():
 
 def test_variables_of_logs_and_network_do_not_count_and_those_of_kernels_do():
     ignored = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_PORT": "1", "VLLM_HOST_IP": "::1", "HOME": "/root"}
+    ignored |= {"VLLM_DP_RANK": "1", "VLLM_DP_RANK_LOCAL": "1", "VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_PORT": "1"}
     assert environment(ignored) == []
     counted = {"VLLM_USE_TRITON_AWQ": "1", "VLLM_ATTENTION_BACKEND": "X", **ignored}
     assert environment(counted) == ["VLLM_ATTENTION_BACKEND=X", "VLLM_USE_TRITON_AWQ=1"]
@@ -246,6 +295,19 @@ def test_a_whole_graph_of_the_first_runner_is_told_apart_by_tokens_requests_and_
     assert len(set(keys)) == len(keys)
 
 
+def test_a_batch_with_adapters_has_a_graph_of_its_own(vllm):
+    batch = vllm.context.BatchDescriptor(8, 8, True)
+    with_adapters = batch._replace(has_lora=True, num_active_loras=3)
+    assert v0_22_pieces.key_of_whole(with_adapters) == (*v0_22_pieces.key_of_whole(batch), 3)
+    assert v0_22_pieces.key_of(1, 8, 3) == (*v0_22_pieces.key_of(1, 8), 3)
+    assert v0_22_pieces.tokens_of(v0_22_pieces.key_of(1, 8, 3)) == 8
+    assert v0_22_pieces.tokens_of(v0_22_pieces.key_of_whole(batch)) == 8
+
+
+def test_a_whole_graph_says_how_many_tokens_of_a_request_it_decodes(vllm):
+    assert v0_22_pieces.key_of_whole(vllm.context.BatchDescriptor(8, 2, True)) == ("FULL", 8, 2, 4)
+
+
 # --- what is refused before anything ----------------------------------------------------------------------------------
 
 
@@ -263,6 +325,52 @@ def several(config):
     config.parallel_config.tensor_parallel_size = 2
 
 
+def experts(config):
+    """Two replicas of a model with experts, which are supported as they are."""
+    config.model_config.is_moe = True
+    config.parallel_config.data_parallel_size = 2
+
+
+def through_ray(config):
+    config.parallel_config.data_parallel_index = 1
+    config.parallel_config.data_parallel_backend = "ray"
+
+
+def other_tokens(config):
+    experts(config)
+    config.parallel_config.all2all_backend = "deepep_low_latency"
+
+
+def adapters(on=None, **settings):
+    def change(config):
+        names = {"max_loras": 2, "max_lora_rank": 8, "specialize_active_lora": False}
+        config.lora_config = SimpleNamespace(**(names | settings))
+        if on is not None:
+            on(config)
+
+    return change
+
+
+def first(config):
+    config.use_v2_model_runner = False
+
+
+def whole(config):
+    first(config)
+    config.compilation_config.cudagraph_mode = SimpleNamespace(
+        name="FULL", mixed_mode=lambda: SimpleNamespace(name="FULL")
+    )
+
+
+def drafts(method, *changes):
+    def change(config):
+        config.speculative_config = SimpleNamespace(method=method, num_speculative_tokens=3)
+        for more in changes:
+            more(config)
+
+    return change
+
+
 def fused(config):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
@@ -274,10 +382,18 @@ REFUSED = [
     set_to("model_config.enforce_eager", True),
     set_to("parallel_config.pipeline_parallel_size", 2),
     set_to("parallel_config.data_parallel_size", 2),
+    through_ray,
+    other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
-    set_to("speculative_config", object()),
-    set_to("lora_config", object()),
+    drafts("suffix"),
+    drafts("eagle"),
+    drafts("mtp", whole),
+    drafts("draft_model", first, several),
+    adapters(on=drafts("ngram")),
+    adapters(on=several),
+    adapters(on=set_to("model_config.is_moe", True)),
+    adapters(specialize_active_lora=True),
     set_to("kv_transfer_config", object()),
     set_to("weight_transfer_config", object()),
     set_to("offload_config.uva.cpu_offload_gb", 1),
@@ -317,6 +433,34 @@ def test_symmetric_memory_is_refused_where_ranks_communicate(vllm):
     with pytest.raises(EngineUnsupported, match="VLLM_ALLREDUCE_USE_SYMM_MEM=0"):
         support.check(config, {})
     support.check(config, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"})
+
+
+def test_replicas_need_no_setting_of_all_reduce_but_ranks_that_share_a_tensor_do(vllm):
+    config = vllm.config.VllmConfig()
+    experts(config)
+    support.check(config, {})
+    config.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(EngineUnsupported, match="custom all-reduce"):
+        support.check(config, {})
+
+
+@pytest.mark.parametrize("name", ["VLLM_DISABLE_PYNCCL", "VLLM_USE_NCCL_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"])
+def test_other_ways_to_communicate_are_refused_where_ranks_do(vllm, name):
+    config = vllm.config.VllmConfig()
+    support.check(config, {name: "1"})
+    experts(config)
+    support.check(config, {name: "0"})
+    with pytest.raises(EngineUnsupported, match=f"start without {name}"):
+        support.check(config, {name: "1"})
+
+
+def test_adapters_on_a_stream_of_their_own_are_refused(vllm):
+    config, name = vllm.config.VllmConfig(), "VLLM_LORA_ENABLE_DUAL_STREAM"
+    support.check(config, {name: "1"})
+    adapters()(config)
+    support.check(config, {name: "0"})
+    with pytest.raises(EngineUnsupported, match=f"start without {name}"):
+        support.check(config, {name: "1"})
 
 
 def test_graphs_with_breaks_are_refused(vllm):

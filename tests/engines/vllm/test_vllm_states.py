@@ -82,6 +82,37 @@ def test_queries_are_one_token_for_each_request_and_none_for_padding(blocks):
     assert torch.equal(lengths, (b.seq_lens > 0).int())
 
 
+DRAFTED = [("FULL", 16, 4, 4), ("FULL", 4, 1, 4), ("PIECE", 0, 16, 0)]
+
+
+@pytest.mark.parametrize(("blocks", "tokens"), [(2, 64), (20, 64), (100, 64), (100, 18)])
+@pytest.mark.parametrize("max_model_len", [4, 16, 40, 4096])
+def test_requests_have_as_many_tokens_as_graphs_are_for_where_vllm_speculates(blocks, tokens, max_model_len):
+    r = runner(blocks=blocks, tokens=tokens, max_model_len=max_model_len)
+    States(r, DRAFTED).enter(1)
+    b, t = r.input_buffers, r.block_tables
+    real = int((b.seq_lens > 0).sum())
+    assert real == min(8, tokens // 4, (blocks - 1) // min(4, -(-max_model_len // 16)))
+    assert b.query_start_loc.diff().tolist() == [4] * real + [0] * (8 - real)
+    slots, positions = t.slot_mappings[0], b.positions
+    assert bool((slots[4 * real :] == -1).all())
+    assert len(set(slots[: 4 * real].tolist())) == 4 * real
+    for i in range(real):
+        length, own = int(b.seq_lens[i]), slice(4 * i, 4 * i + 4)
+        assert positions[own].tolist() == list(range(length - 4, length))
+        assert 4 <= length <= max_model_len
+        for slot, position in zip(slots[own].tolist(), positions[own].tolist(), strict=True):
+            assert int(t.input_block_tables[0][i, position // 16]) == slot // 16 != 0
+            assert slot % 16 == position % 16
+
+
+def test_graphs_of_any_spread_of_tokens_are_proven_with_one_token_a_request():
+    for keys in ([("FULL", 16, 8, 0)], [("FULL", 16, 4, 4), ("FULL", 16, 8, 0)], [("PIECE", 0, 16, 0)], []):
+        r = runner(tokens=64)
+        States(r, keys).enter(1)
+        assert r.input_buffers.query_start_loc.diff().tolist() == [1] * 8
+
+
 def test_one_seed_is_one_state_and_another_seed_another():
     one, again, other = tensors(state(1)), tensors(state(1)), tensors(state(2))
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))

@@ -208,18 +208,18 @@ def test_batches_that_vllm_resolved_otherwise_are_refused(vllm, monkeypatch):
 
 
 def test_an_unsupported_configuration_attaches_to_nothing(vllm, caplog):
-    config = vllm.config.VllmConfig(lora_config=object())
+    config = vllm.config.VllmConfig(kv_transfer_config=object())
     with caplog.at_level(logging.WARNING, "foundryd"):
         worker = vllm.start("restore", config)
-    assert_native(vllm, worker, EngineUnsupported, "LoRA")
+    assert_native(vllm, worker, EngineUnsupported, "cache transfer")
     assert "attach" not in vllm.what()
     assert {arena for _, arena in vllm.log.events} == {"default"}
     assert len(caplog.records) == 1
 
 
 def test_an_unsupported_configuration_ends_a_capture(vllm):
-    with pytest.raises(EngineUnsupported, match="LoRA"):
-        vllm.start("capture", vllm.config.VllmConfig(lora_config=object()), **RANK)
+    with pytest.raises(EngineUnsupported, match="cache transfer"):
+        vllm.start("capture", vllm.config.VllmConfig(kv_transfer_config=object()), **RANK)
 
 
 def test_an_error_while_finishing_a_restore_does_not_end_the_worker(vllm, monkeypatch):
@@ -382,15 +382,6 @@ def test_bytes_that_the_user_fixed_are_taken_as_they_are(vllm):
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_restoring_worker_has_the_rank_that_vllm_gave_it(vllm):
-    vllm.environment(FOUNDRYD_MODE="restore", RANK="0")
-    config = vllm.config.VllmConfig()
-    config.parallel_config.tensor_parallel_size = 4
-    worker = SimpleNamespace(rank=3, local_rank=1, vllm_config=config)
-    own = v0_22.worker_settings(v0_22.settings(), worker)
-    assert (own.rank, own.local_rank, own.world_size) == (3, 1, 4)
 
 
 def test_a_capture_of_another_place_in_the_world_is_refused(vllm):

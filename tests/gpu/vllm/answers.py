@@ -4,10 +4,11 @@
 Started by ``compare.py``, which says what it wants in one JSON object::
 
     answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null,
-                 "calls": FILE or null}'
+                 "calls": FILE or null, "adapters": [FOLDER, …]}'
 
 With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.  With a file for
-calls it writes there which functions took the time while the engine started.
+calls it writes there which functions took the time while the engine started.  Prompts have the LoRA adapters in turns,
+and none; of one prompt it is counted how many answers they give it.
 """
 
 from __future__ import annotations
@@ -43,13 +44,21 @@ class Engine:
         self._llm = LLM(model=model, **options)
         self.init_s = time.perf_counter() - started
 
-    def answer(self, batch: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """What follows each prompt, greedily."""
+    def answer(
+        self, batch: Sequence[list[int]], tokens: int, adapters: Sequence[tuple[int, str] | None] = ()
+    ) -> list[list[int]]:
+        """What follows each prompt, greedily; with the LoRA adapter of each prompt, if there are any."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
-        results = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in batch], sampling, use_tqdm=False)
+        asked = [TokensPrompt(prompt_token_ids=p) for p in batch]
+        chosen: Any = None
+        if adapters:
+            from vllm.lora.request import LoRARequest
+
+            chosen = [found and LoRARequest(f"adapter-{found[0]}", found[0], found[1]) for found in adapters]
+        results = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=chosen)
         return [list(result.outputs[0].token_ids) for result in results]
 
 
@@ -93,10 +102,14 @@ def main() -> None:
     waiting, answers = prompts(vocabulary, max(64, sum(wanted["batches"]))), []
     ready = time.perf_counter()
     left = list(waiting)
+    # Numbers of adapters begin at 1.  A batch of one has one, and a larger one also prompts without.
+    turns = [*enumerate(wanted["adapters"], 1), None] if wanted["adapters"] else []
     for size in wanted["batches"]:
         batch, left = left[:size], left[size:]
-        answers += engine.answer(batch, wanted["tokens"])
+        answers += engine.answer(batch, wanted["tokens"], (turns * size)[:size])
+    alike = [engine.answer(waiting[:1], wanted["tokens"], [turn])[0] for turn in turns]
     result = {
+        "by_adapter": len({tuple(answer) for answer in alike}),
         "import_s": engine.import_s,
         "init_s": engine.init_s,
         "ready_s": ready - begun,

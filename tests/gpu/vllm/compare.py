@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from launch import STOP, Deadline, TimeUp
+from replicas import replicas
 from results import LATE, OK, Results, line, tables
 from serving import same, served
 from setups import GIB, Model, Setup, setups
@@ -79,6 +80,9 @@ def steps() -> list[Step]:
         *(("full", "FULL"), ("pieces", "FULL_AND_PIECEWISE"), ("moe", "experts, V2 runner")),
         *(("moe_v1", "experts, V1 runner"), ("moe_v1_pieces", "the same, FULL_AND_PIECEWISE")),
         ("v1", "V1 runner"),
+        *(("lora", "two adapters and none in turns, V1 runner"), ("lora_v2", "the same, V2 runner")),
+        *(("ngram", "three drafts looked up in the prompt, V1 runner"), ("draft", "three drafts of a smaller model")),
+        ("eagle", "a head that drafts, with graphs of pieces"),
     )
     for setup, mode in others:
         found += [
@@ -108,6 +112,12 @@ def steps() -> list[Step]:
         Step("ep2.capture", 110, partial(capture, jobs=3), about="experts spread over both ranks, V1 runner"),
         Step("ep2.native", 30, native, gpus=2),
         Step("ep2.restore", 30, restore, gpus=2),
+        Step("dp2.capture", 60, capture, about="one of two replicas that share nothing"),
+        Step("dp2.native", 60, replicas, gpus=2, about="vllm serve --data-parallel-size 2"),
+        Step("dp2.restore", 60, replicas, gpus=2, about="both replicas from one archive of one rank"),
+        Step("moe_dp2.capture", 110, partial(capture, jobs=3), about="attention of two replicas, experts of both"),
+        Step("moe_dp2.native", 75, replicas, gpus=2, about="vllm serve --data-parallel-size 2, experts spread"),
+        Step("moe_dp2.restore", 75, replicas, gpus=2),
         Step(
             "tp8.capture",
             200,

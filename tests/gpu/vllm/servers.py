@@ -48,10 +48,13 @@ class Server:
             self._process.wait(timeout=10)
 
     def sweep(self) -> None:
-        """Kills what is left of its session."""
-        for pid in session(self._process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kills what is left of its session, and waits until that is gone."""
+        end = time.monotonic() + SETTLE
+        while (left := session(self._process.pid)) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def wait_ready(self, seconds: float) -> None:
         """Waits until it answers; raises ``RunFailed`` if it ends before, ``TimeUp`` if it is late."""
@@ -72,8 +75,10 @@ class Server:
         except OSError:
             return False
 
-    def complete(self, model: str, prompts: Sequence[list[int]], tokens: int, seconds: float = 60) -> list[list[int]]:
-        """What follows each prompt, greedily; raises ``OSError`` if there is no answer."""
+    def complete(
+        self, model: str, prompts: Sequence[list[int]], tokens: int, seconds: float = 60, replica: int | None = None
+    ) -> list[list[int]]:
+        """What follows each prompt, greedily, from that replica or any; raises ``OSError`` if there is no answer."""
         body = {
             "model": model,
             "prompt": list(prompts),
@@ -85,7 +90,7 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/v1/completions",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json"} | ({} if replica is None else {"X-data-parallel-rank": str(replica)}),
         )
         try:
             with urllib.request.urlopen(request, timeout=seconds) as answer:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
+DRAFTS = 3  # tokens of a request that are drafted
+RANK = 8  # of adapters, less than what vLLM is told to have room for
 ATTENTION = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -29,6 +31,7 @@ ATTENTION = {
     "use_cache": True,
     "use_sliding_window": False,
 }
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 6144}
 DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 6144}
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -47,22 +50,26 @@ EXPERTS = {
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of Qwen3, with experts or without."""
+    """Shapes of Qwen3, with experts or without, or of Llama; ``head`` is one that drafts from hidden states (EAGLE)."""
 
     layers: int
     vocabulary: int = 151936
     experts: bool = False
+    llama: bool = False
+    head: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
         """What ``config.json`` says."""
         depth = {"num_hidden_layers": self.layers, "max_window_layers": self.layers, "vocab_size": self.vocabulary}
-        return {**ATTENTION, **(EXPERTS if self.experts else DENSE), **depth}
+        kind = LLAMA if self.llama else EXPERTS if self.experts else DENSE
+        return {**ATTENTION, **kind, **depth}
 
     @property
     def name(self) -> str:
         """What its folder is called."""
-        return f"qwen3{'-moe' * self.experts}-{self.layers}-{self.vocabulary}"
+        kind = "llama" if self.llama else "qwen3"
+        return f"{kind}{'-moe' * self.experts}{'-head' * self.head}-{self.layers}-{self.vocabulary}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its parameters, as a checkpoint names them."""
@@ -73,18 +80,22 @@ class Model:
             "model.embed_tokens.weight": (self.vocabulary, hidden),
             "model.norm.weight": (hidden,),
         }
+        if self.head:
+            # It has the other model's words, and joins what they are with its hidden states.
+            found = {"fc.weight": (hidden, 2 * hidden)}
         for i in range(self.layers):
-            at = f"model.layers.{i}"
+            at = f"{'' if self.head else 'model.'}layers.{i}"
             found |= {
                 f"{at}.self_attn.q_proj.weight": (q, hidden),
                 f"{at}.self_attn.k_proj.weight": (kv, hidden),
                 f"{at}.self_attn.v_proj.weight": (kv, hidden),
                 f"{at}.self_attn.o_proj.weight": (hidden, q),
-                f"{at}.self_attn.q_norm.weight": (head,),
-                f"{at}.self_attn.k_norm.weight": (head,),
-                f"{at}.input_layernorm.weight": (hidden,),
                 f"{at}.post_attention_layernorm.weight": (hidden,),
             }
+            if not self.llama:
+                found |= {f"{at}.self_attn.{name}_norm.weight": (head,) for name in "qk"}
+            if not (self.head and i == 0):
+                found[f"{at}.input_layernorm.weight"] = (hidden,)
             if self.experts:
                 found[f"{at}.mlp.gate.weight"] = (config["num_experts"], hidden)
                 for expert in range(config["num_experts"]):
@@ -114,6 +125,28 @@ class Model:
         (path / "config.json").write_text(json.dumps(self.config, indent=2))
         return path
 
+    def adapter(self, folder: Path, number: int) -> Path:
+        """The folder of a LoRA adapter of the model below ``folder``, written if it is not there."""
+        import torch
+        from safetensors.torch import save_file
+
+        path = folder / f"{self.name}-adapter-{number}"
+        if (path / "adapter_config.json").exists():
+            return path
+        generator = torch.Generator().manual_seed(1000 + number)
+        wanted = ("q_proj", "v_proj", "o_proj", "down_proj")
+        values = {}
+        for name, (out, into) in ((n, s) for n, s in self.shapes().items() if n.split(".")[-2] in wanted):
+            at = f"base_model.model.{name.removesuffix('.weight')}"
+            # Large enough for other tokens to come of it.
+            values[f"{at}.lora_A.weight"] = torch.randn((RANK, into), generator=generator) * into**-0.5
+            values[f"{at}.lora_B.weight"] = torch.randn((out, RANK), generator=generator) * RANK**-0.5
+        path.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.bfloat16() for name, value in values.items()}, path / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": list(wanted), "bias": "none"}
+        (path / "adapter_config.json").write_text(json.dumps(settings, indent=2))
+        return path
+
 
 def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
     return {
@@ -127,18 +160,48 @@ def _feed_forward(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]
 class Setup:
     """A model with the options of ``vllm serve`` and of ``vllm.LLM``, alike for capture, native start and restore.
 
-    ``environment`` are variables that all of them get.
+    ``environment`` are variables that all of them get, ``adapters`` how many LoRA adapters prompts have in turns,
+    ``draft`` the model that drafts.
     """
 
     name: str
     model: Model
     options: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+    adapters: int = 0
+    draft: Model | None = None
+
+    def drafting(self, folder: str) -> Setup:
+        """The same with the folder of the model that drafts, which its options lack."""
+        assert self.draft is not None
+        method = "eagle" if self.draft.head else "draft_model"
+        speculative = {"method": method, "model": folder, "num_speculative_tokens": DRAFTS}
+        return replace(self, options={**self.options, "speculative_config": speculative})
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas it has."""
+        return int(self.options.get("data_parallel_size", 1))
+
+    @property
+    def variant(self) -> str:
+        """What ``foundryd capture`` calls it: replicas are part of a world if they have experts in common."""
+        together = f"dp={self.replicas}," if self.model.experts and self.replicas > 1 else ""
+        return f"{together}tp={self.options.get('tensor_parallel_size', 1)}"
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of its workers' start-up reports."""
+        ranks, replicas = int(self.options.get("tensor_parallel_size", 1)), self.replicas
+        if self.model.experts:
+            ranks, replicas = ranks * replicas, 1
+        before = ["" if replica == 0 else f"replica-{replica}-" for replica in range(replicas)]
+        return [f"{name}rank-{rank}" for name in before for rank in range(ranks)]
 
     @property
     def ranks(self) -> int:
         """How many GPUs it takes."""
-        return int(self.options.get("tensor_parallel_size", 1))
+        return len(self.workers)
 
     @property
     def flags(self) -> list[str]:
@@ -191,6 +254,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
     # Without flashinfer, which its sampler would import.
     first = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     ranks |= {"compilation_config": graphs(decode, few, pass_config={"fuse_allreduce_rms": False})}
+    adapters = {"compilation_config": graphs(decode, [*few, 16, 32])}
+    adapters |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
     listed = [
         Setup("decode", Model(layers), {**timed, "compilation_config": graphs(decode)}),
         Setup("full", two, {**timed, "compilation_config": graphs("FULL", [1, 2, 4, 8, 16, 32, 64])}),
@@ -218,6 +283,41 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             sixteen,
             {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
             {**alone, **first},
+        ),
+        Setup("lora", two, {**timed, **adapters}, first, adapters=2),
+        Setup("lora_v2", two, {**timed, **adapters}, adapters=2),
+        Setup(
+            "ngram",
+            two,
+            {
+                **{**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+                "speculative_config": {
+                    **{"method": "ngram", "num_speculative_tokens": DRAFTS},
+                    **{"prompt_lookup_max": 2, "prompt_lookup_min": 1},
+                },
+            },
+            first,
+        ),
+        Setup(
+            "draft",
+            two,
+            {**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+            first,
+            draft=Model(1, two.vocabulary),
+        ),
+        Setup(
+            "eagle",
+            Model(2, two.vocabulary, llama=True),
+            {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", [4, 8, 16, 32])},
+            first,
+            draft=Model(1, two.vocabulary, llama=True, head=True),
+        ),
+        Setup("dp2", two, {**small, "compilation_config": graphs(decode, few), "data_parallel_size": 2}),
+        Setup(
+            "moe_dp2",
+            sixteen,
+            {**ranks, "data_parallel_size": 2, "enable_expert_parallel": True},
+            first,
         ),
         Setup("tp8", two, {**ranks, "tensor_parallel_size": 8}, alone),
     ]

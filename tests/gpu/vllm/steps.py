@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +41,11 @@ class Context:
     capture_deadline: float = 300.0
     jobs: int = 4
 
+    def setup_of(self, step: str) -> Setup:
+        """The setup of a step, with what has to be written for it."""
+        setup = self.setups[step.partition(".")[0]]
+        return setup if setup.draft is None else setup.drafting(str(self.models(replace(setup, model=setup.draft))))
+
     def archive(self, setup: str) -> Path:
         """Where a setup's archive is; raises ``RunFailed`` if it was not captured."""
         path = self.out / f"{setup}.foundry"
@@ -62,13 +67,13 @@ class Context:
             **setup.environment,
         }
 
-    def report(self, label: str, ranks: int = 1) -> Row:
-        """How the workers of a start started: the first rank's report, and all ways and reasons."""
+    def report(self, label: str, workers: Sequence[str] = ("rank-0",)) -> Row:
+        """How the workers of a start started: the first one's report, and all ways and reasons."""
         found = []
-        for rank in range(ranks):
-            path = self.out / f"report-{label}" / f"rank-{rank}.json"
+        for worker in workers:
+            path = self.out / f"report-{label}" / f"{worker}.json"
             if not path.exists():
-                raise RunFailed(f"{label}: rank {rank} left no start-up report, so the plug-in was not loaded")
+                raise RunFailed(f"{label}: {worker} left no start-up report, so the plug-in was not loaded")
             found.append(json.loads(path.read_text()))
         fallbacks = [report["fallback"] for report in found if report["fallback"]]
         return found[0] | {"ways": sorted({report["way"] for report in found}), "fallbacks": fallbacks}
@@ -101,6 +106,7 @@ def wanted_of(context: Context, setup: Setup, label: str, batches: Sequence[int]
         "tokens": tokens,
         "socket": None,
         "calls": None,
+        "adapters": [str(setup.model.adapter(context.out, number)) for number in range(setup.adapters)],
     }
 
 
@@ -133,11 +139,14 @@ def start(
     command = ["bash", "-c", 'exec "$@" >&2', "bash", *launched(wanted, archive)]
     run(label, command, given, timeout=limit or context.limit, log=context.out / f"{label}.log")
     result = json.loads(Path(wanted["out"]).read_text())
-    report = context.report(label, setup.ranks)
+    report = context.report(label, setup.workers)
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
     kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
-    return figures | {name: report[name] for name in kept} | {"answers": len(answers), "distinct": _distinct(answers)}
+    found = {"answers": len(answers), "distinct": _distinct(answers), "by_adapter": result["by_adapter"]}
+    if setup.adapters and found["by_adapter"] <= setup.adapters:
+        raise RunFailed(f"{label}: {setup.adapters} adapters and none gave one prompt {found['by_adapter']} answers")
+    return figures | {name: report[name] for name in kept} | found
 
 
 def answers_of(context: Context, label: str) -> list[list[int]]:
@@ -176,11 +185,11 @@ def capture(
     context: Context, name: str, *, sample: str = "", held_out: str = "", jobs: int = 1, more: Sequence[str] = ()
 ) -> Row:
     """Captures a setup as docs/vllm.md says; on one GPU, however many ranks it has."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive = context.out / f"{setup.name}.foundry"
     logs = context.out / f"logs-{setup.name}"
     shutil.rmtree(logs, ignore_errors=True)
-    options = ["-o", str(archive), "--variant", f"tp={setup.ranks}", "--json", "--logs", str(logs)]
+    options = ["-o", str(archive), "--variant", setup.variant, "--json", "--logs", str(logs)]
     options += ["--deadline", str(context.capture_deadline), "--jobs", str(jobs)]
     options += ["--sample", sample] if sample else []
     options += ["--held-out", held_out] if held_out else []
@@ -208,7 +217,7 @@ def predicted(figures: Mapping[str, Any], held_out: Sequence[int], ranks: int) -
 
 def native(context: Context, name: str) -> Row:
     """vLLM without the hook."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     row = start(context, setup, name)
     right = row["ways"] == ["native"]
     return row | {"verdict": OK if right else FAILED, "detail": f"init {row['init_s']:.1f} s, {row['ways'][0]}"}
@@ -216,14 +225,14 @@ def native(context: Context, name: str) -> Row:
 
 def restore(context: Context, name: str) -> Row:
     """vLLM from the archive's file."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     row = start(context, setup, name, str(context.archive(setup.name)))
     return judged(context, row, name, f"{setup.name}.native")
 
 
 def calls(context: Context, name: str) -> Row:
     """Which functions take the time while vLLM starts, natively or restored as the step's name ends."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive = str(context.archive(setup.name)) if name.endswith("restore") else None
     file = context.out / f"{name}.txt"
     row = start(context, setup, name, archive, batches=FEW_BATCHES, tokens=FEW_TOKENS, calls=file)
@@ -233,7 +242,7 @@ def calls(context: Context, name: str) -> Row:
 
 def daemon(context: Context, name: str) -> Row:
     """vLLM from a daemon, and from another one after that was stopped."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     archive, runtime = context.archive(setup.name), context.out / f"run-{setup.name}"
     deadline, rows = Deadline(context.limit), []
     for number in (1, 2):
@@ -331,7 +340,7 @@ class Follower:
 
 def pace(context: Context, name: str) -> Row:
     """Milliseconds of a token: native, native again and restored side by side on one GPU, in turns."""
-    setup = context.setups[name.partition(".")[0]]
+    setup = context.setup_of(name)
     ways = {"native": None, "again": None, "restored": str(context.archive(setup.name))}
     deadline = Deadline(context.limit)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ def weak_ref_tensors(tensors):
     """Stands for tensors at the same places that keep no memory in use."""
     if isinstance(tensors, torch.Tensor):
         return tensors.view_as(tensors)
-    return tuple(t.view_as(t) for t in tensors)
+    return tuple(t.view_as(t) if isinstance(t, torch.Tensor) else t for t in tensors)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class CUDAGraphWrapper:
 
 
 def _tensors(output):
-    return [output] if isinstance(output, torch.Tensor) else list(output)
+    return [output] if isinstance(output, torch.Tensor) else [t for part in output for t in _tensors(part)]
 
 
 @dataclass

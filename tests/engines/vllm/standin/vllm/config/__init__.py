@@ -34,6 +34,7 @@ class ModelConfig:
     multimodal_config: Any = None
     is_encoder_decoder: bool = False
     runner_type: str = "generate"
+    is_moe: bool = False
 
 
 @dataclass
@@ -60,9 +61,18 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+    data_parallel_rank_local: int | None = None
+    data_parallel_index: int = 0
+    data_parallel_backend: str = "mp"
+    distributed_executor_backend: str | None = None
+    nnodes: int = 1
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    expert_placement_strategy: str = "linear"
+    all2all_backend: str = "allgather_reducescatter"
+    disable_nccl_for_dp_synchronization: bool = True
     enable_dbo: bool = False
     enable_eplb: bool = False
     enable_elastic_ep: bool = False
@@ -70,7 +80,13 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Of one replica; only an external launcher's is of all of them."""
+        replicas = self.data_parallel_size if self.distributed_executor_backend == "external_launcher" else 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size * replicas
+
+    @property
+    def nnodes_within_dp(self) -> int:
+        return self.nnodes
 
 
 @dataclass
@@ -82,6 +98,35 @@ class AttentionConfig:
 @dataclass
 class KernelConfig:
     enable_flashinfer_autotune: bool | None = None
+
+
+@dataclass
+class LoRAConfig:
+    max_lora_rank: int = 2
+    max_loras: int = 2
+    fully_sharded_loras: bool = False
+    max_cpu_loras: int | None = None
+    lora_dtype: torch.dtype = torch.float32
+    target_modules: list[str] | None = None
+    specialize_active_lora: bool = False
+
+
+@dataclass
+class SpeculativeConfig:
+    method: str = "ngram"
+    num_speculative_tokens: int = 3
+    prompt_lookup_max: int = 2
+    prompt_lookup_min: int = 1
+    draft_model_config: ModelConfig | None = None
+    quantization: str | None = None
+    moe_backend: str | None = None
+    attention_backend: str | None = None
+    max_model_len: int | None = None
+    draft_tensor_parallel_size: int | None = None
+    disable_padded_drafter_batch: bool = False
+    use_local_argmax_reduction: bool = False
+    parallel_drafting: bool = False
+    draft_sample_method: str = "greedy"
 
 
 @dataclass
@@ -111,8 +156,8 @@ class VllmConfig:
     offload_config: OffloadConfig = field(default_factory=OffloadConfig)
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
     use_v2_model_runner: bool = True
-    speculative_config: Any = None
-    lora_config: Any = None
+    speculative_config: SpeculativeConfig | None = None
+    lora_config: LoRAConfig | None = None
     kv_transfer_config: Any = None
     ec_transfer_config: Any = None
     weight_transfer_config: Any = None

@@ -13,6 +13,9 @@ class CUDAGraphMode(Enum):
     FULL_DECODE_ONLY = (FULL, NONE)
     FULL_AND_PIECEWISE = (FULL, PIECEWISE)
 
+    def mixed_mode(self):
+        return CUDAGraphMode(self.value[1]) if isinstance(self.value, tuple) else self
+
 
 @dataclass
 class PassConfig:
@@ -33,5 +36,6 @@ class CompilationConfig:
     use_inductor_graph_partition: bool = False
     pass_config: PassConfig = field(default_factory=PassConfig)
     dynamic_shapes_config: Any = None
+    cudagraph_specialize_lora: bool = True
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL_DECODE_ONLY
     cudagraph_capture_sizes: list[int] = field(default_factory=lambda: [1, 2, 4])

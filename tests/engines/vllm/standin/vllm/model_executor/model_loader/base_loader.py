@@ -3,6 +3,7 @@
 
 import torch
 
+from vllm.compilation.backends import VllmBackend
 from vllm.compilation.cuda_graph import CUDAGraphOptions, CUDAGraphWrapper
 from vllm.config.compilation import CUDAGraphMode
 from vllm.log import note
@@ -23,6 +24,7 @@ class Piece:
 
     def __init__(self, index, fn):
         self.piecewise_compile_index, self._fn = index, fn
+        self.vllm_backend = VllmBackend()
 
     def __call__(self, *arguments):
         return (self._fn(*arguments),)
@@ -36,7 +38,8 @@ class Tiny(torch.nn.Module):
         self.embedding = torch.nn.Parameter(torch.zeros(16, hidden), requires_grad=False)
         self.scale = torch.nn.Parameter(torch.ones(hidden), requires_grad=False)
         self.register_buffer("angles", torch.arange(64).float())
-        self.buffer = torch.zeros(8, hidden)  # stands for the memory of the graphs
+        self.buffer = torch.zeros(32, hidden)  # stands for the memory of the graphs
+        self.adapted, self.with_aux = None, False
         self.pieces = [Piece(0, self._first), Piece(1, self._second)]
         if vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_AND_PIECEWISE:
             options = [CUDAGraphOptions(weak_ref_output=last) for last in (False, True)]
@@ -48,6 +51,9 @@ class Tiny(torch.nn.Module):
     def _first(self, tokens):
         out = self.buffer[: len(tokens)]
         out.copy_(self.embedding[tokens.long()] * self.scale)
+        if self.adapted is not None:
+            layer = self.adapted
+            layer.punica_wrapper.add_lora_linear(out, out.clone(), layer.lora_a_stacked, layer.lora_b_stacked)
         return out
 
     def _second(self, hidden, positions):
@@ -58,8 +64,9 @@ class Tiny(torch.nn.Module):
     def forward(self, tokens, positions, cache):
         [hidden] = self.pieces[0](tokens)
         hidden.add_(cache.sum())
+        aux = hidden.clone()
         [hidden] = self.pieces[1](hidden, positions)
-        return hidden.clone()
+        return (hidden.clone(), [aux]) if self.with_aux else hidden.clone()
 
 
 class DummyModelLoader:

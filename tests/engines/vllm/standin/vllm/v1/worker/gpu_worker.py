@@ -25,6 +25,11 @@ class Worker:
         self.local_rank, self.rank = local_rank, rank
 
     def init_device(self):
+        parallel = self.vllm_config.parallel_config
+        if parallel.distributed_executor_backend != "external_launcher":
+            replica = parallel.data_parallel_rank_local
+            replica = parallel.data_parallel_index if replica is None else replica
+            self.local_rank += replica * parallel.tensor_parallel_size
         note("context")
         note("process groups")
         init_workspace_manager()

@@ -8,7 +8,7 @@ import torch
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.distributed.parallel_state import graph_capture
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.log import note
 
 
@@ -70,14 +70,14 @@ class ModelCudaGraphManager(CudaGraphManager):
         super().__init__(*arguments)
         self.hidden_states, self.aux_hidden_states = None, []
 
-    def capture(self, model, input_buffers, kv_caches):
+    def capture(self, model, input_buffers, kv_caches, has_lora=False):
         def create_forward_fn(batch):
             n, inputs = batch.num_tokens, input_buffers
             inputs.seq_lens[:n] = 1
             note("inputs of a batch")
 
             def forward(mode):
-                with set_forward_context(mode, n):
+                with set_forward_context(mode, n, BatchDescriptor(num_tokens=n, has_lora=has_lora)):
                     hidden = model(inputs.input_ids[:n], inputs.positions[:n], kv_caches[0])
                 if mode is CUDAGraphMode.PIECEWISE:
                     return

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import torch
 
 from vllm.compilation.decorators import compiled
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.log import note
 from vllm.model_executor.model_loader.base_loader import DummyModelLoader
 from vllm.v1.worker.gpu.attn_utils import Builder
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 
 def init_model_state(vllm_config, model, encoder_cache, device):
@@ -36,10 +37,11 @@ class Group:
         return self._builder
 
 
-class GPUModelRunner:
+class GPUModelRunner(LoRAModelRunnerMixin):
     def __init__(self, vllm_config, device):
         note("input buffers")
-        self.vllm_config = vllm_config
+        self.vllm_config, self.device = vllm_config, torch.device("cpu")
+        self.lora_config = vllm_config.lora_config
         requests = vllm_config.scheduler_config.max_num_seqs
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
@@ -55,10 +57,19 @@ class GPUModelRunner:
     def load_model(self, load_dummy_weights=False):
         config = self.vllm_config
         self.model = DummyModelLoader().load_model(vllm_config=config, model_config=config.model_config)
+        if self.lora_config:
+            self.model = self.load_lora_model(self.model, config, self.device)
         self.model_state = init_model_state(config, self.model, None, None)
 
     def profile_run(self):
         compiled(self.model)
+        if self.lora_config:
+            # A batch without adapters, whose kernels run all the same; so they do while graphs are captured.
+            self._select_dummy_adapters(4, 0)
+            manager = self.lora_manager._adapter_manager
+            manager.remove_all_adapters()
+            for wrapper in manager.punica_wrapper_mapping.values():
+                wrapper.token_mapping_meta.no_lora_flag_cpu[0] = False
 
     def profile_cudagraph_memory(self):
         return 0
@@ -80,7 +91,9 @@ class GPUModelRunner:
         self.kv_caches = [torch.zeros(2, kv_cache_config.num_blocks, block, 1, 2)]
 
     def capture_model(self):
-        self.cudagraph_manager.capture(self.model, self.input_buffers, self.kv_caches)
+        self.cudagraph_manager.capture(
+            self.model, self.input_buffers, self.kv_caches, has_lora=self.lora_config is not None
+        )
         return 0
 
     @torch.inference_mode()
@@ -97,5 +110,6 @@ class GPUModelRunner:
         """Not of vLLM: one step through graphs of pieces, for exactly as many tokens as one was captured for."""
         inputs, n = self.input_buffers, len(tokens)
         inputs.input_ids[:n] = torch.tensor(tokens, dtype=torch.int32)
-        with set_forward_context(self.cudagraph_manager.modes.PIECEWISE, n):
+        batch = BatchDescriptor(num_tokens=n, has_lora=self.lora_config is not None)
+        with set_forward_context(self.cudagraph_manager.modes.PIECEWISE, n, batch):
             return self.model(inputs.input_ids[:n], inputs.positions[:n], self.kv_caches[0]).clone()
