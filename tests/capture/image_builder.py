@@ -10,6 +10,8 @@ import zstandard
 
 NOTYPE, OBJECT, FUNCTION, SECTION, TEXTURE = 0, 1, 2, 3, 10
 PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, INFO, CALLS, PROTOTYPES = 1, 2, 3, 4, 8, 0x70000000, 0x70000001, 0x70000002
+NOTE, COMPATIBLE = 7, 0x70000086
+CUINFO, COMPAT = ".note.nv.cuinfo", ".nv.compat"
 COMMON, ENTRY = 0xFFF2, 0x10
 
 LZ4, ZSTD, SPECIFIC, FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
@@ -74,7 +76,7 @@ class Cubin:
                 started = runs and runs[-1][0] == flags & 7 and runs[-1][2] == len(headers)
                 _, begin, _, _, more = runs.pop() if started else (0, len(body), 0, 0, 0)
                 if kind == NOBITS:
-                    more += -(len(body) + more) % align + size
+                    more += -(len(body) - begin + more) % align + size
                 runs.append((flags & 7, begin, len(headers) + 1, len(body) + len(data), more))
             headers.append(
                 struct.pack("<IIQQQQIIQQ", title_at[name], kind, flags, 0, len(body), size, link, info, align, entry)
@@ -84,7 +86,8 @@ class Cubin:
         for name, (size, align) in self.sections.items():
             kind = NOBITS if name == ".nv.global" or name.startswith(".nv.shared") else PROGBITS
             kind = INFO if name.startswith(".nv.info") else kind
-            loaded = not name.startswith((".nv.info", ".debug_"))
+            kind = {CUINFO: NOTE, COMPAT: COMPATIBLE}.get(name, kind)
+            loaded = not name.startswith((".nv.info", ".debug_", CUINFO, COMPAT))
             flags = (6 if name.startswith(".text") else 2 if ".constant" in name else 3) * loaded
             data = b"" if kind == NOBITS else self.content.get(name, b"").ljust(size, b"\0")
             link, info = names.index(".symtab") * (kind == INFO or name.startswith(".text.")), 0
@@ -92,6 +95,8 @@ class Cubin:
                 info = next((i for i, s in enumerate(self.symbols, 1) if s.section == name and s.type == FUNCTION), 0)
             elif (code := f".text.{name.split('.', 3)[-1]}") in self.sections:
                 flags, info = flags | 0x40, names.index(code)
+            elif name == CUINFO and COMPAT in self.sections:
+                flags, info = 0x40, names.index(COMPAT)
             add(name, kind, flags, data, size, link, info, align)
         add(".symtab", SYMTAB, 0, table, len(table), names.index(".strtab"), 1 + len(self.symbols), entry=24)
         add(".strtab", STRTAB, 0, strings, len(strings))
@@ -114,10 +119,12 @@ class Cubin:
             struct.pack("<IIQQQQQQ", kind, flags, begin, 0, 0, end - begin, end - begin + more, 8)
             for kind, flags, begin, end, more in rows[:count]
         )
+        note = names.index(CUINFO) if CUINFO in self.sections else 0
+        file_flags = note << 24 | self.architecture << 8 | 4
         ident = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
         head = struct.pack(
             "<16sHHIQQQIHHHHHH", ident, 2, 190, 1, 0, after * bool(count), len(body),
-            0x6000004 | self.architecture << 8, 64, 56, count, 64, len(headers), names.index(".shstrtab"),
+            file_flags, 64, 56, count, 64, len(headers), names.index(".shstrtab"),
         )  # fmt: skip
         return head + bytes(body[64:]) + b"".join(headers) + segments
 

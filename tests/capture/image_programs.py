@@ -68,11 +68,12 @@ class Meaning:
     """A file without its numbers.
 
     ``sections``: name to type, flags, alignment, size of entries, the names or values of what its header refers to, and
-    what it holds: bytes, or what its rows mean.
+    what it holds: bytes, or what its rows mean.  ``flags``: those of the header, and the section that they name.
     """
 
     sections: dict[str, tuple[Any, ...]]
     symbols: list[Named]
+    flags: tuple[int, str]
 
     @staticmethod
     def of(file: bytes) -> Meaning:
@@ -99,6 +100,8 @@ class Meaning:
                 held = [_meant(row, symbols) for row in _facts(data)]
             elif kind == ib.CALLS:
                 held = list(_calls(data, symbols, text))
+            elif kind == ib.PROTOTYPES:
+                held = [(symbols[first], text(second)) for first, second in struct.iter_unpack("<II", data)]
             elif kind == ib.SYMTAB:
                 held, about = symbols, info == len(symbols)
             elif kind == ib.STRTAB:
@@ -106,10 +109,14 @@ class Meaning:
             elif name.startswith(".text."):
                 about = (info >> 24, symbols[info & 0xFFFFFF])
             out[name] = (kind, flags, align, entry, parts.names[link], about, held)
-        return Meaning(out, symbols)
+        note = parts.head[7] >> 24 if file[7:9] == b"\x41\x08" else 0
+        return Meaning(out, symbols, (parts.head[7] - (note << 24), parts.names[note]))
 
-    def without(self, gone: set[str]) -> Meaning:
-        """What would be left without sections, the symbols in them, and rows about these."""
+    def without_kernels(self, kernels: set[str]) -> Meaning:
+        """What would be left without kernels and what debuggers read: no symbol of theirs, and no row about these."""
+        kinds = (".text", ".nv.info", ".nv.constant0", ".nv.constant2", ".nv.shared", ".nv.local")
+        gone = {f"{way}{kind}.{kernel}" for kernel in kernels for kind in kinds for way in ("", ".rel", ".rela")}
+        gone |= {f"{way}.debug_frame" for way in ("", ".rel", ".rela")}
         symbols = [s for s in self.symbols if s.section not in gone]
         out = {}
         for name, (*head, held) in self.sections.items():
@@ -118,7 +125,7 @@ class Meaning:
             if name == ".nv.info" or name == ".nv.callgraph":
                 held = [row for row in held if not (isinstance(row[1], Named) and row[1].section in gone)]
             out[name] = (*head, symbols if name == ".symtab" else held)
-        return Meaning(out, symbols)
+        return Meaning(out, symbols, self.flags)
 
 
 def _facts(data: bytes) -> Iterator[bytes]:
@@ -145,12 +152,6 @@ def _calls(data: bytes, symbols: list[Named], text: Callable[[int], str]) -> Ite
             yield which, None
         else:
             yield which, symbols[first], text(second) if which in (TAKEN, BY_ADDRESS) else symbols[second]
-
-
-def sections_of(kernel: str) -> set[str]:
-    """The sections of a kernel."""
-    kinds = (".text", ".nv.info", ".nv.constant0", ".nv.constant2", ".nv.shared", ".nv.local")
-    return {f"{way}{kind}.{kernel}" for kind in kinds for way in ("", ".rel", ".rela")}
 
 
 @dataclass
@@ -193,7 +194,7 @@ class Program:
         facts = self._facts({n: i + 1 for n, i in places.items()}, {n: i + 1 for n, i in starts.items()})
         infos = {name: (len(rows), 4) for name, rows in facts.items()}
         loaded = [constants, variables, texts] if self.first else [texts, constants, variables]
-        sections: dict[str, tuple[int, int]] = {".debug_frame": (40, 1)} | infos
+        sections: dict[str, tuple[int, int]] = {".debug_frame": (40, 1), ib.CUINFO: (32, 4), ib.COMPAT: (36, 4)} | infos
         for group in loaded:
             sections |= group
         code = {n: [(sizes[n] - 16, places["zero"])] for n in sorted(self.patched)}
@@ -209,7 +210,7 @@ class Program:
         calls += [(0, TAKEN), *((places[n] + 1, 1) for n in sorted(self.taken)), (0, BY_ADDRESS)]
         calls += [(0, POSSIBLE), *((places[a] + 1, places[b] + 1) for a, b in sorted(self.possible))]
         content = {name: order.randbytes(size) for name, (size, _) in sections.items()} | facts
-        prototypes = [(places[n] + 1, 5) for n in sorted(self.described | set(self.devices))]
+        prototypes = [(places[n] + 1, 1) for n in sorted(self.described | set(self.devices))]
         return Cubin(sections, symbols, relocations, content=content, calls=calls, prototypes=prototypes, segments=True)
 
     def _facts(self, numbers: dict[str, int], starts: dict[str, int]) -> dict[str, bytes]:
@@ -234,7 +235,7 @@ class Program:
 
     def stripped(self) -> set[str]:
         """The kernels of which nothing has to be left."""
-        kept = self.used | self.pointed | self.placed | self.taken | set(self.devices)
+        kept = self.used | self.pointed | self.placed | self.taken | self.described | set(self.devices)
         return set(self.kernels) - self._with_led(kept, self.calls | self.possible | self.linked)
 
     @staticmethod

@@ -63,7 +63,7 @@ class Driver:
 
 def image(*names: str, kernels: tuple[str, ...] = ("kernel", "other")) -> bytes:
     return ib.Cubin(
-        {".nv.global": (8 * len(names), 8)} | {f".text.{k}": (512, 128) for k in kernels},
+        {ib.CUINFO: (32, 4), ".nv.global": (8 * len(names), 8)} | {f".text.{k}": (512, 128) for k in kernels},
         [ib.Symbol(n, ".nv.global", 8 * i, 8) for i, n in enumerate(names)] + [ib.kernel(k, 512) for k in kernels],
         segments=True,
     ).build()

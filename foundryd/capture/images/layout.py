@@ -146,19 +146,21 @@ def _stays(segment: elf.Segment, file: elf.File, gone: Set[int]) -> bool:
 
 
 def _without_bytes(segment: elf.Segment, file: elf.File) -> list[int]:
-    """The sections of a segment that have no bytes in the file: all that is written to from where it ends."""
+    """The sections of a segment that have no bytes in the file; only what is written to has such."""
     end = segment.offset + segment.size
     return [
-        i for i, s in enumerate(file.sections) if s.type == elf.NOBITS and s.offset == end and segment.flags & _WRITTEN
+        i
+        for i, s in enumerate(file.sections)
+        if s.type == elf.NOBITS and segment.offset <= s.offset <= end and segment.flags & _WRITTEN
     ]
 
 
-def _behind(at: int, file: elf.File, sections: Iterable[int]) -> int:
-    """The memory that sections without bytes take behind a place."""
-    end = at
+def _behind(size: int, file: elf.File, sections: Iterable[int]) -> int:
+    """The memory that sections without bytes take behind the bytes of a segment, which is aligned itself."""
+    end = size
     for section in (file.sections[i] for i in sections):
         end += -end % max(section.align, 1) + section.size
-    return end - at
+    return end - size
 
 
 def _moved(segment: elf.Segment, places: _Places, file: elf.File, gone: Set[int]) -> elf.Segment:
@@ -175,9 +177,9 @@ def _moved(segment: elf.Segment, places: _Places, file: elf.File, gone: Set[int]
     behind = segment.memory - segment.size
     empty = _without_bytes(segment, file)
     if not gone.isdisjoint(empty):
-        if behind != _behind(segment.offset + segment.size, file, empty):
+        if behind != _behind(segment.size, file, empty):
             raise UnreadableImage(
                 f"it has a segment of {segment.size} bytes that takes {segment.memory} in memory, not by what is in it"
             )
-        behind = _behind(at + size, file, [i for i in empty if i not in gone])
+        behind = _behind(size, file, [i for i in empty if i not in gone])
     return replace(segment, offset=at, size=size, memory=size + behind)

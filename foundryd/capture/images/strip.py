@@ -30,7 +30,11 @@ from foundryd.capture.images.kernels import (
 from foundryd.capture.images.layout import rewritten
 from foundryd.errors import UnreadableImage
 
-_FORMS = {(0x33, 7), (0x41, 8)}  # what compilers of CUDA 12 and 13 make
+# What compilers of CUDA 12 and 13 make.  The flags of the latter's header say which section is a note, and its header
+# which one tells what the file is compatible with, as that it is for sm_90a and not for sm_90.
+_FORMS = {(0x33, 7), (0x41, 8)}
+_WITH_NOTE, _NOTE, _NOTE_AT = (0x41, 8), ".note.nv.cuinfo", 24
+_FLAGS = 48  # where they are in the header
 _OF_A_KERNEL = re.compile(r"\.nv\.(?:info|constant\d+|shared|local)\.(?P<kernel>.+)")
 _STRINGS = 3  # sh_type
 _ABOUT_SECTION = 0x40  # sh_flags: sh_info is a section's number
@@ -47,8 +51,6 @@ def stripped(cubin: bytes, used: Collection[str]) -> bytes:
     code = program(cubin, used)
     if code.file.form not in _FORMS:
         raise UnreadableImage(f"its ABI is {code.file.form[0]:#x}, version {code.file.form[1]}, which is not known")
-    if any(True for _ in code.pairs(PROTOTYPES)):
-        raise UnreadableImage("it has a table of prototypes, and what that refers to is not known")
     owners = _owners(code)
     gone = _unused(code, owners, {i for i, name in code.kernels.items() if name not in used})
     if not gone:
@@ -155,13 +157,23 @@ class _Numbers:
         names, titles = file.sections[code.table].link, file.names_in
         headers = {i: self._header(i) for i in self._sections.numbers}
         contents: dict[int, bytes | None] = dict.fromkeys(self._left_out)
-        rows = {INFO: self._facts, CALLS: self._calls, elf.SYMTAB: self._table}
+        rows = {INFO: self._facts, CALLS: self._calls, PROTOTYPES: self._prototypes, elf.SYMTAB: self._table}
         rows |= dict.fromkeys(elf.RELOCATIONS, self._relocations)
         contents |= {i: rows[s.type](i) for i, s in enumerate(file.sections) if i in headers and s.type in rows}
         if names == titles or any(i not in headers or file.sections[i].type != _STRINGS for i in (names, titles)):
             raise UnreadableImage(f"the names of its symbols and sections are in sections {names} and {titles}")
         contents |= {names: bytes(self._names.data), titles: bytes(self._titles.data)}
-        return rewritten(code.data, file, contents, headers)
+        data = code.data[:_FLAGS] + struct.pack("<I", self._flags()) + code.data[_FLAGS + 4 :]
+        return rewritten(data, file, contents, headers)
+
+    def _flags(self) -> int:
+        file = self._code.file
+        note = file.flags >> _NOTE_AT
+        if file.form != _WITH_NOTE:
+            return file.flags
+        if note >= len(file.sections) or file.names[note] != _NOTE:
+            raise UnreadableImage(f"its flags {file.flags:#x} say that {_NOTE} is section {note}, which it is not")
+        return file.flags & (1 << _NOTE_AT) - 1 | self._sections[note] << _NOTE_AT
 
     def _header(self, number: int) -> elf.Section:
         section, name = self._code.file.sections[number], self._code.file.names[number]
@@ -217,19 +229,24 @@ class _Numbers:
     def _calls(self, number: int) -> bytes:
         """The call graph; its lists of addresses say by a string how each is called."""
         code, out = self._code, bytearray()
-        strings = code.file.sections[code.file.sections[code.table].link]
         which = 0
         for first, second in PAIR.iter_unpack(code.content(number)):
             if first == 0:
                 which = (1 << 32) - second
                 out += PAIR.pack(first, second)
             elif code.section(first) not in self._left_out:
-                if which in (BY_ADDRESS, CALLS_BY_ADDRESS):
-                    text = code.file.text(strings, second)
-                    if not text.startswith(_PROTOTYPE):
-                        raise UnreadableImage(f"its call graph says {text!r} of how a function is called")
-                    other = self._names.place(text)
-                else:
-                    other = self._symbols[second]
-                out += PAIR.pack(self._symbols[first], other)
+                called = which in (BY_ADDRESS, CALLS_BY_ADDRESS)
+                out += PAIR.pack(self._symbols[first], self._prototype(second) if called else self._symbols[second])
         return bytes(out)
+
+    def _prototypes(self, number: int) -> bytes:
+        rows = PAIR.iter_unpack(self._code.content(number))
+        return b"".join(PAIR.pack(self._symbols[first], self._prototype(second)) for first, second in rows)
+
+    def _prototype(self, at: int) -> int:
+        """Where the string is now that says how a function is called."""
+        file = self._code.file
+        text = file.text(file.sections[file.sections[self._code.table].link], at)
+        if not text.startswith(_PROTOTYPE):
+            raise UnreadableImage(f"it says {text!r} of how a function is called")
+        return self._names.place(text)
