@@ -7,6 +7,7 @@ they are there.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return out
 
 
+def complaints(file: Path) -> set[str]:
+    """What readelf finds amiss, without numbers."""
+    return {re.sub(r"\d+", "N", line) for line in tool("readelf", "-a", "-W", file).stderr.splitlines()}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_any_kernels_of_a_cubin_mean_what_they_meant(compiled: dict[str, bytes], target: str) -> None:
     image = compiled[target]
@@ -129,9 +135,7 @@ def test_tools_read_what_is_left_like_what_was(compiled: dict[str, bytes], targe
     for kernel in KERNELS:
         (tmp_path / "left.cubin").write_bytes(stripped(compiled[target], [kernel]))
         if shutil.which("readelf"):
-            # It does not know what the header of code refers to.
-            said = tool("readelf", "-a", "-W", tmp_path / "left.cubin").stderr.splitlines()
-            assert [line for line in said if "Unexpected value" not in line] == []
+            assert complaints(tmp_path / "left.cubin") <= complaints(tmp_path / "whole.cubin")
         if shutil.which("cuobjdump"):
             code = [tool("cuobjdump", "-sass", "-fun", kernel, tmp_path / f"{n}.cubin") for n in ("whole", "left")]
             assert "EXIT" in code[0].stdout

@@ -77,7 +77,8 @@ class File:
         if head[0][:6] != b"\x7fELF\x02\x01":
             raise UnreadableImage("it is not a 64-bit little-endian ELF file")
         self.form = head[0][7], head[0][8]  # whose rules it follows, and which version of them
-        self.type, self.machine, self._table, self.flags = head[1], head[2], head[6], head[7]
+        self.type, self.machine, self._table = head[1], head[2], head[6]
+        self.flags: int = head[7]
         entry_size, count, names = head[11], head[12], head[13]
         self._segments: tuple[int, int, int] = head[5], head[9], head[10]  # offset, bytes of each, number
         self.extended = count == 0 or EXTENDED in (names, head[10])  # numbers that the header has no room for

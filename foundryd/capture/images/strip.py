@@ -167,13 +167,13 @@ class _Numbers:
         return rewritten(data, file, contents, headers)
 
     def _flags(self) -> int:
-        file = self._code.file
-        note = file.flags >> _NOTE_AT
+        file, flags = self._code.file, self._code.file.flags
+        note = flags >> _NOTE_AT
         if file.form != _WITH_NOTE:
-            return file.flags
+            return flags
         if note >= len(file.sections) or file.names[note] != _NOTE:
-            raise UnreadableImage(f"its flags {file.flags:#x} say that {_NOTE} is section {note}, which it is not")
-        return file.flags & (1 << _NOTE_AT) - 1 | self._sections[note] << _NOTE_AT
+            raise UnreadableImage(f"its flags {flags:#x} say that {_NOTE} is section {note}, which it is not")
+        return flags & (1 << _NOTE_AT) - 1 | self._sections[note] << _NOTE_AT
 
     def _header(self, number: int) -> elf.Section:
         section, name = self._code.file.sections[number], self._code.file.names[number]
