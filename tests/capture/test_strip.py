@@ -155,6 +155,17 @@ def test_what_facts_and_shared_memory_refer_to_is_there() -> None:
     assert {".text.b", ".nv.shared.b"} <= set(Parts.of(stripped(with_shared, {"a"})).names)
 
 
+def test_facts_without_room_for_a_symbol_need_not_be_known() -> None:
+    cubin = SMALL.cubin()
+    short = b"".join(struct.pack("<BBH", form, 0x6B, 7) for form in (1, 2, 3))
+    rows = cubin.content[".nv.info.a"] + short
+    sections = cubin.sections | {".nv.info.a": (len(rows), 4)}
+    left = Parts.of(
+        stripped(replace(cubin, content=cubin.content | {".nv.info.a": rows}, sections=sections).build(), {"a"})
+    )
+    assert left.data[left.names.index(".nv.info.a")].endswith(short)
+
+
 def test_a_segment_that_held_only_what_is_gone_is_left_out() -> None:
     cubin = Cubin(
         {ib.CUINFO: (32, 4), ".text.a": (256, 128), ".text.b": (256, 128), ".nv.shared.b": (64, 16)},
@@ -216,6 +227,7 @@ def shared_memory(image: bytearray) -> None:
         (section(".nv.info.b", 4, "<I", 0x70000016), "and what that holds is not known"),
         (inside(".nv.info", 1, "<B", 0x60), "a fact of kernels 0x60 of format 4"),
         (inside(".nv.info.b", 1, "<B", 0x4B), "a fact of kernels 0x4b of format 4"),
+        (inside(".nv.info.b", 1, "<B", 0x6B), "a fact of kernels 0x6b of format 4"),
         (inside(".nv.info.b", 0, "<B", 5), "of format 5 and 4 bytes at 0"),
         (inside(".nv.info.b", 2, "<H", 6), "of format 4 and 6 bytes at 0"),
         (inside(".nv.info.b", 2, "<H", 4000), "of format 4 and 4000 bytes at 0"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of ``.nv.info``, which say facts of kernels: where in them symbols are meant.
 
-A row is a format, an attribute and 16 bits; with format 4 these count the bytes that follow.  Which attributes have
-numbers of symbols there is what NVIDIA's disassembler (13.4) prints as such.
+A row is a format, an attribute and 16 bits; with format 4 these count the bytes that follow.  Only these have room for
+the number of a symbol, which takes a word.  Which attributes have some is what NVIDIA's disassembler (13.4) prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVERY = {0xF, 0x5D}  # each word is one: EXTERNS, SYSCALLS_FALLBACK
 _NONE = set(
     bytes.fromhex(
         "01 04 05 0b 0c 0d 10 18 19 1a 1b 1c 1d 1e 1f 20 21 22 24 25 27 28 29 2b 2c 2d 2e 31 32 33 34 35 36 37 38 39"
-        "3a 3c 3d 3e 3f 40 41 42 44 46 47 4c 4d 4e 50 51 52 53 54 55 57 59 5b 5c 5e 5f"
+        "3a 3c 3d 3e 3f 40 41 42 44 46 47 4c 4d 4e 50 51 52 53 54 55 57 59 5b 5c 5e 5f 62 64 65 66 68 69 6c 6d"
     )
 )
 
@@ -58,7 +58,7 @@ def facts(data: bytes) -> Iterator[Fact]:
         words = len(raw) // _WORD.size - 1
         if form not in (_NOTHING, _BYTE, _HALF, _SIZED) or (form == _SIZED and (size % 4 or words * 4 != size)):
             raise UnreadableImage(f"it has a fact of kernels of format {form} and {size} bytes at {at}")
-        if attribute in _NONE:
+        if attribute in _NONE or (form != _SIZED and attribute not in _FIRST | _EVERY):
             yield Fact(raw)
         elif attribute in _FIRST and form == _SIZED and words:
             yield Fact(raw, about=_WORD.unpack_from(raw, _HEAD.size)[0])
