@@ -10,7 +10,7 @@ from typing import Any
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
-from foundryd.capture.images import Listing, capability, is_cubin, listings, pruned, without_unused
+from foundryd.capture.images import CUTS, Listing, capability, is_cubin, listings, pruned
 from foundryd.capture.recording import ModuleRecord
 from foundryd.errors import OpaqueModule, UnreadableImage
 
@@ -33,14 +33,16 @@ class GlobalRange:
 class WholeImage:
     """Of the image that the program loaded: its bytes, and why all of it is archived, empty if not.
 
-    ``cut_bytes`` of what the device takes are of kernels that are not used, and not archived; ``uncut_because`` says
-    why it cannot be known or did not load alike without them, empty if nothing is against it.
+    ``cut`` names the way in which kernels that are not used were left out, empty if in none, and ``cut_bytes`` of what
+    the device takes are not archived for it.  ``uncut_because`` says of each way that would have left less why it
+    cannot be known or did not load alike, empty if nothing was against one.
     """
 
     bytes: int
     kept_because: str
     cut_bytes: int = 0
     uncut_because: str = ""
+    cut: str = ""
 
 
 @dataclass
@@ -63,8 +65,8 @@ def record_modules(
 ) -> RecordedModules:
     """Records the modules that ``numbers`` has (the hook's number to the recording's).
 
-    ``users`` names the functions of each that are used.  Of an image the code for other devices and of kernels that
-    are not used is left out where a load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a
+    ``users`` names the functions of each that are used.  Of an image the code for other devices and kernels that are
+    not used are left out where a load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a
     global that could have changed unseen, unless ``allow_opaque``.
     """
     apis = {int(m["id"]): int(m["api"]) for m in hook.modules()}
@@ -116,26 +118,27 @@ def _archived(
         kept = pruned(image, capability(str(identity["compute_capability"].value)))
     except UnreadableImage as error:
         return image, WholeImage(len(image), str(error))
-    cut, uncut = _cut(kept, functions)
-    if cut != kept:
-        difference = hook.image_difference(identifier, cut, functions, names)
-        if not difference:
-            return cut, WholeImage(len(image), "", len(kept) - len(cut))
-        uncut = f"without the code of its other kernels it {difference}"
+    refused: list[str] = []
+    for cut in CUTS if is_cubin(kept) else ():
+        try:
+            left = cut.apply(kept, functions)
+            difference = hook.image_difference(identifier, left, functions, names) if left != kept else ""
+        except UnreadableImage as error:
+            refused.append(str(error))
+            continue
+        if left != kept and not difference:
+            return left, WholeImage(len(image), "", len(kept) - len(left), _all(refused), cut.name)
+        if difference:
+            refused.append(f"without {cut.left_out} it {difference}")
     difference = hook.image_difference(identifier, kept, functions, names) if kept != image else ""
     if difference:
-        return image, WholeImage(len(image), f"without the code for other devices it {difference}", 0, uncut)
-    return kept, WholeImage(len(image), "", 0, uncut)
+        return image, WholeImage(len(image), f"without the code for other devices it {difference}", 0, _all(refused))
+    return kept, WholeImage(len(image), "", 0, _all(refused))
 
 
-def _cut(kept: bytes, functions: Sequence[str]) -> tuple[bytes, str]:
-    """What is left of a cubin without the code of other kernels, and why it may be all; anything else as it is."""
-    if not is_cubin(kept):
-        return kept, ""
-    try:
-        return without_unused(kept, functions), ""
-    except UnreadableImage as error:
-        return kept, str(error)
+def _all(reasons: Sequence[str]) -> str:
+    """Reasons in their order, each once."""
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _unseen(found: list[Listing], known: set[str], changed: set[str]) -> str:

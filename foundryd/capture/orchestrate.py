@@ -109,7 +109,7 @@ def _tell_whole_images(recording: Recording, progress: Progress) -> None:
         if why:
             kernel = next(f.name for f in recording.functions if f.module == number)
             progress(f"the image of module {number} ({size:,} bytes, with the kernel {kernel}) stays whole: {why}")
-    cuts = [(number, *note[2:]) for number, note in enumerate(recording.notes.get("images", []))]
+    cuts = [(number, *note[2:4]) for number, note in enumerate(recording.notes.get("images", []))]
     uncut = [(number, why) for number, _, why in cuts if why]
     if uncut and not any(size for _, size, _ in cuts):
         progress(f"no image was cut to the kernels that are used, that of module {uncut[0][0]} since {uncut[0][1]}")

@@ -107,7 +107,7 @@ class Recorder:
             notes={
                 "comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs),
                 "opaque_modules": sorted(recorded.opaque.items()),
-                "images": [[i.bytes, i.kept_because, i.cut_bytes, i.uncut_because] for i in recorded.images],
+                "images": [[i.bytes, i.kept_because, i.cut_bytes, i.uncut_because, i.cut] for i in recorded.images],
             },
         )
 

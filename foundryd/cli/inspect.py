@@ -22,6 +22,9 @@ from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import stored_bytes
 from foundryd.capture.images import summary
 
+# What archives of before images were cut, or cut in more than one way, do not say of each.
+_UNCUT = (0, "", "")
+
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="The archive.", show_default=False)],
@@ -94,8 +97,9 @@ def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
     for number, module in enumerate(variant.modules):
         image = bytes(reader.section(image_section(module.digests[0])))
         found = summary(image, str(fact.value if fact else ""))
-        # Archives of before images were cut do not say of it.
-        loaded, whole_because, _, uncut_because = [*whole.get(number, [len(image), ""]), 0, ""][:4]
+        note: list[Any] = list(whole.get(number, [len(image), ""]))
+        note += _UNCUT[len(note) - 2 :]
+        loaded, whole_because, _, uncut_because, cut = note
         out.append(
             {
                 "digest": module.digests[0],
@@ -103,6 +107,7 @@ def _modules(reader: ArchiveReader, variant: Variant) -> list[dict[str, Any]]:
                 "bytes": len(image),
                 "loaded_bytes": loaded,
                 "whole_because": whole_because,
+                "cut": cut,
                 "uncut_because": uncut_because,
                 "targets": found.targets,
                 "compression": found.compression,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -138,6 +139,25 @@ def test_inspection_shows_what_is_inside(sample: Path) -> None:
     assert error is None
     for text in ("ep=8", "0-7", "templates", "580.159.04"):
         assert text in out
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (None, (4800, "", "", "")),
+        ([9000, "it is odd"], (9000, "it is odd", "", "")),
+        ([9000, "", 100, "it calls by address"], (9000, "", "", "it calls by address")),
+        ([9000, "", 4200, "its ABI is not known", "cut"], (9000, "", "cut", "its ABI is not known")),
+    ],
+)
+def test_inspection_says_of_images_what_their_archive_knew(draft: Any, tmp_path: Path, note: Any, said: Any) -> None:
+    """Those that were written earlier know less."""
+    notes = {} if note is None else {"ep=8": {"images": [note]}}
+    draft.edit_index = lambda index: msgspec.structs.replace(index, notes=notes)
+    out, error = run("inspect", draft.write(tmp_path / "a.foundry"), "--json")
+    assert error is None
+    module = json.loads(out)["variants"][0]["module_details"][0]
+    assert tuple(module[k] for k in ("loaded_bytes", "whole_because", "cut", "uncut_because")) == said
 
 
 def test_ranges_of_ranks_are_short() -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import zstandard
 
-OBJECT, FUNCTION, SECTION, TEXTURE = 1, 2, 3, 10
+NOTYPE, OBJECT, FUNCTION, SECTION, TEXTURE = 0, 1, 2, 3, 10
 PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, INFO, CALLS, PROTOTYPES = 1, 2, 3, 4, 8, 0x70000000, 0x70000001, 0x70000002
+NOTE, COMPATIBLE = 7, 0x70000086
+CUINFO, COMPAT = ".note.nv.cuinfo", ".nv.compat"
 COMMON, ENTRY = 0xFFF2, 0x10
 
 LZ4, ZSTD, SPECIFIC, FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
@@ -26,6 +28,11 @@ class Symbol:
     other: int = 0
 
 
+def fact(attribute: int, *words: int) -> bytes:
+    """A row of .nv.info with words behind it."""
+    return struct.pack(f"<BBH{len(words)}I", 4, attribute, 4 * len(words), *words)
+
+
 def kernel(name: str, size: int) -> Symbol:
     """The symbol of a kernel that has its section to itself."""
     return Symbol(name, f".text.{name}", 0, size, FUNCTION, 1, ENTRY)
@@ -36,8 +43,8 @@ class Cubin:
     """``sections``: name to (bytes, alignment); ``relocations``: section to (offset, symbol's place in ``symbols``).
 
     ``content`` is what sections hold beside zeros.  ``calls`` are the words of a call graph, where a symbol's number is
-    its place and one; ``prototypes`` those of how functions are called.  With ``segments`` there are program headers,
-    of runs of sections with the same flags.
+    its place and one, and the string at 1 says how a function is called; ``prototypes`` are the words of another table
+    that says so.  With ``segments`` there are program headers, of runs of sections with the same flags.
     """
 
     sections: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -53,7 +60,7 @@ class Cubin:
         names = ["", *self.sections, ".symtab", ".strtab", ".shstrtab", *(f".rela{s}" for s in self.relocations)]
         pairs = {".nv.callgraph": (CALLS, self.calls), ".nv.prototype": (PROTOTYPES, self.prototypes)}
         names += [name for name, (_, rows) in pairs.items() if rows]
-        strings, places = _strings([s.name for s in self.symbols])
+        strings, places = _strings(["#v", *(s.name for s in self.symbols)])
         titles, title_at = _strings(names)
         table = bytes(24)
         for s in self.symbols:
@@ -65,10 +72,12 @@ class Cubin:
 
         def add(name: str, kind: int, flags: int, data: bytes, size: int, link=0, info=0, align=8, entry=0) -> None:
             body.extend(bytes(-len(body) % align) if kind != NOBITS else b"")
-            if flags & 2 and runs and runs[-1][0] == flags and runs[-1][2] == len(headers):
-                runs[-1] = (flags, runs[-1][1], len(headers) + 1, len(body) + len(data), runs[-1][4] + size - len(data))
-            elif flags & 2:
-                runs.append((flags, len(body), len(headers) + 1, len(body) + len(data), size - len(data)))
+            if flags & 2:
+                started = runs and runs[-1][0] == flags & 7 and runs[-1][2] == len(headers)
+                _, begin, _, _, more = runs.pop() if started else (0, len(body), 0, 0, 0)
+                if kind == NOBITS:
+                    more += -(len(body) - begin + more) % align + size
+                runs.append((flags & 7, begin, len(headers) + 1, len(body) + len(data), more))
             headers.append(
                 struct.pack("<IIQQQQIIQQ", title_at[name], kind, flags, 0, len(body), size, link, info, align, entry)
             )
@@ -77,11 +86,19 @@ class Cubin:
         for name, (size, align) in self.sections.items():
             kind = NOBITS if name == ".nv.global" or name.startswith(".nv.shared") else PROGBITS
             kind = INFO if name.startswith(".nv.info") else kind
-            loaded = not name.startswith((".nv.info", ".debug_"))
+            kind = {CUINFO: NOTE, COMPAT: COMPATIBLE}.get(name, kind)
+            loaded = not name.startswith((".nv.info", ".debug_", CUINFO, COMPAT))
             flags = (6 if name.startswith(".text") else 2 if ".constant" in name else 3) * loaded
             data = b"" if kind == NOBITS else self.content.get(name, b"").ljust(size, b"\0")
-            add(name, kind, flags, data, size, align=align)
-        add(".symtab", SYMTAB, 0, table, len(table), link=names.index(".strtab"), entry=24)
+            link, info = names.index(".symtab") * (kind == INFO or name.startswith(".text.")), 0
+            if name.startswith(".text."):
+                info = next((i for i, s in enumerate(self.symbols, 1) if s.section == name and s.type == FUNCTION), 0)
+            elif (code := f".text.{name.split('.', 3)[-1]}") in self.sections:
+                flags, info = flags | 0x40, names.index(code)
+            elif name == CUINFO and COMPAT in self.sections:
+                flags, info = 0x40, names.index(COMPAT)
+            add(name, kind, flags, data, size, link, info, align)
+        add(".symtab", SYMTAB, 0, table, len(table), names.index(".strtab"), 1 + len(self.symbols), entry=24)
         add(".strtab", STRTAB, 0, strings, len(strings))
         add(".shstrtab", STRTAB, 0, titles, len(titles))
         for section, rows in self.relocations.items():
@@ -102,10 +119,12 @@ class Cubin:
             struct.pack("<IIQQQQQQ", kind, flags, begin, 0, 0, end - begin, end - begin + more, 8)
             for kind, flags, begin, end, more in rows[:count]
         )
+        note = names.index(CUINFO) if CUINFO in self.sections else 0
+        file_flags = note << 24 | self.architecture << 8 | 4
         ident = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
         head = struct.pack(
             "<16sHHIQQQIHHHHHH", ident, 2, 190, 1, 0, after * bool(count), len(body),
-            0x6000004 | self.architecture << 8, 64, 56, count, 64, len(headers), names.index(".shstrtab"),
+            file_flags, 64, 56, count, 64, len(headers), names.index(".shstrtab"),
         )  # fmt: skip
         return head + bytes(body[64:]) + b"".join(headers) + segments
 

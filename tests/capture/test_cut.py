@@ -8,10 +8,9 @@ conformance row ``image.kernels_cut`` and for the comparison of a capture, see `
 from __future__ import annotations
 
 import contextlib
-import random
 import struct
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,123 +25,8 @@ from foundryd.errors import UnreadableImage
 
 sys.path.insert(0, str(Path(__file__).parent))
 import image_builder as ib
-from image_builder import Cubin, Symbol, kernel
-
-LEFT = 128
-DIRECT, TAKEN, BY_ADDRESS, POSSIBLE = -1, -2, -3, -4
-HEADER, SECTION, SEGMENT, SYMBOL = "<16sHHIQQQIHHHHHH", "<IIQQQQIIQQ", "<IIQQQQQQ", "<IBBHQQ"
-
-
-@dataclass
-class Parts:
-    """A file read without the parser that is tested."""
-
-    head: list[Any]
-    names: list[str]
-    sections: list[list[Any]]
-    data: list[bytes]
-    segments: list[list[Any]]
-
-    @staticmethod
-    def of(file: bytes) -> Parts:
-        head = list(struct.unpack_from(HEADER, file))
-        sections = [list(struct.unpack_from(SECTION, file, head[6] + 64 * i)) for i in range(head[12])]
-        data = [b"" if s[1] in (0, 8) else file[s[4] : s[4] + s[5]] for s in sections]
-        titles = data[head[13]]
-        names = [titles[s[0] : titles.index(b"\0", s[0])].decode() for s in sections]
-        segments = [list(struct.unpack_from(SEGMENT, file, head[5] + 56 * i)) for i in range(head[10])]
-        return Parts(head, names, sections, data, segments)
-
-    def held(self, segment: list[Any]) -> tuple[list[str], int, int]:
-        """Names of the sections in a segment, the bytes in it before the first and behind the last."""
-        start, end = segment[2], segment[2] + segment[5]
-        inside = [
-            i
-            for i, s in enumerate(self.sections)
-            if s[1] not in (0, 8) and s[5] and start <= s[4] and s[4] + s[5] <= end
-        ]
-        first, last = (self.sections[i] for i in (inside[0], inside[-1]))
-        return [self.names[i] for i in inside], first[4] - start, end - last[4] - last[5]
-
-
-@dataclass
-class Program:
-    """Kernels and device functions by size, and what refers to them."""
-
-    kernels: dict[str, int]
-    devices: dict[str, int] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    pointed: set[str] = field(default_factory=set)  # by a variable, through the function's symbol
-    placed: set[str] = field(default_factory=set)  # by a constant, through the section's symbol
-    patched: set[str] = field(default_factory=set)  # with a relocation in their code
-    taken: set[str] = field(default_factory=set)
-    described: set[str] = field(default_factory=set)  # by a prototype
-    calls: set[tuple[str, str]] = field(default_factory=set)
-    possible: set[tuple[str, str]] = field(default_factory=set)
-    shared: int = 16  # alignment
-    first: bool = True  # whether the variables come before the code
-
-    def cubin(self) -> Cubin:
-        order = random.Random(7)
-        sizes = self.kernels | self.devices
-        texts: dict[str, tuple[int, int]] = {f".text.{n}": (size, 128) for n, size in sizes.items()}
-        infos = {f".nv.info.{n}": (12, 4) for n in self.kernels}
-        constants = {".nv.constant4": (8, 8), **{f".nv.constant0.{n}": (20, 4) for n in self.kernels}}
-        variables = {".nv.global.init": (24, 8), ".nv.global": (28, 1)}
-        variables |= {f".nv.shared.{n}": (64, self.shared) for n in self.kernels}
-        loaded = [constants, variables, texts] if self.first else [texts, constants, variables]
-        sections = {".debug_frame": (40, 1)} | infos
-        for group in loaded:
-            sections |= group
-        symbols = [Symbol("init", ".nv.global.init", 0, 24), Symbol("zero", ".nv.global", 0, 28)]
-        symbols += [Symbol("", f".text.{n}", 0, 0, ib.SECTION) for n in sizes]
-        symbols += [kernel(n, size) for n, size in self.kernels.items()]
-        symbols += [Symbol(n, f".text.{n}", 0, size, ib.FUNCTION, 1) for n, size in self.devices.items()]
-        # A function that a compiler put into the code of a kernel.
-        symbols += [
-            Symbol(f"${n}$div", f".text.{n}", s - 64, 64, ib.FUNCTION) for n, s in self.kernels.items() if s > 64
-        ]
-        places = {s.name: i for i, s in enumerate(symbols) if s.name}
-        starts = {str(s.section)[6:]: i for i, s in enumerate(symbols) if s.type == ib.SECTION}
-        relocations = {
-            ".debug_frame": [(8, places[n]) for n in self.kernels],
-            ".nv.global.init": [(8, places[n]) for n in sorted(self.pointed)],
-            ".nv.constant4": [(0, places["zero"]), *((0, starts[n]) for n in sorted(self.placed))],
-            **{f".text.{n}": [(sizes[n] - 16, places["zero"])] for n in sorted(self.patched)},
-        }
-        calls = [(0, DIRECT), *((places[a] + 1, places[b] + 1) for a, b in sorted(self.calls))]
-        calls += [(0, TAKEN), *((places[n] + 1, 1) for n in sorted(self.taken)), (0, BY_ADDRESS)]
-        calls += [(0, POSSIBLE), *((places[a] + 1, places[b] + 1) for a, b in sorted(self.possible))]
-        content = {name: order.randbytes(size) for name, (size, _) in sections.items()}
-        prototypes = [(places[n] + 1, 5) for n in sorted(self.described | set(self.devices))]
-        return Cubin(sections, symbols, relocations, content=content, calls=calls, prototypes=prototypes, segments=True)
-
-    def cut(self) -> set[str]:
-        """The kernels of which only the beginning has to be left."""
-        kept = self.used | self.pointed | self.placed | self.patched | self.taken | self.described | set(self.devices)
-        while more := {b for a, b in self.calls | self.possible if a in kept} - kept:
-            kept |= more
-        return {n for n, size in self.kernels.items() if size > LEFT} - kept
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Program:
-    kernels = {f"k{i}": 16 * n for i, n in enumerate(draw(st.lists(st.integers(1, 64), min_size=1, max_size=7)))}
-    devices = {f"d{i}": 16 * n for i, n in enumerate(draw(st.lists(st.integers(1, 20), max_size=2)))}
-    rarely = st.sets(st.sampled_from(sorted(kernels)), max_size=2)
-    pairs = st.sets(st.tuples(*[st.sampled_from(sorted(kernels | devices))] * 2), max_size=2)
-    used = draw(st.sets(st.sampled_from(sorted(kernels)), min_size=1))
-    several = [draw(rarely) for _ in range(5)]
-    return Program(
-        kernels,
-        devices,
-        used,
-        *several,
-        draw(pairs),
-        draw(pairs),
-        draw(st.sampled_from([16, 1024])),
-        draw(st.booleans()),
-    )
+from image_builder import Cubin, Symbol
+from image_programs import BY_ADDRESS, DIRECT, HEADER, LEFT, SYMBOL, TAKEN, Parts, Program, programs
 
 
 def refusal(image: bytes, used: set[str]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive.index import IdentityField, Symbol
-from foundryd.capture.images import without_unused
+from foundryd.capture.images import CUTS, without_unused
 from foundryd.capture.modules import GlobalRange, RecordedModules, WholeImage, record_modules
 from foundryd.capture.recording import ModuleRecord
 from foundryd.capture.symbols import Symbols
@@ -63,7 +63,7 @@ class Driver:
 
 def image(*names: str, kernels: tuple[str, ...] = ("kernel", "other")) -> bytes:
     return ib.Cubin(
-        {".nv.global": (8 * len(names), 8)} | {f".text.{k}": (512, 128) for k in kernels},
+        {ib.CUINFO: (32, 4), ".nv.global": (8 * len(names), 8)} | {f".text.{k}": (512, 128) for k in kernels},
         [ib.Symbol(n, ".nv.global", 8 * i, 8) for i, n in enumerate(names)] + [ib.kernel(k, 512) for k in kernels],
         segments=True,
     ).build()
@@ -128,39 +128,55 @@ def test_an_image_that_the_driver_tells_from_what_is_left_of_it_stays_whole() ->
 
 
 MANY = image("a", kernels=("kernel", "idle", "other", "spare"))
-CUT = without_unused(MANY, ["kernel", "other"])
+LEFT = {cut.name: cut.apply(MANY, ["kernel", "other"]) for cut in CUTS}
 PACKED_MANY = ib.container(ib.entry(image("old"), 80), ib.entry(MANY, flags=ib.LZ4))
 
 
 @pytest.mark.parametrize("loaded", [MANY, PACKED_MANY])
-def test_code_that_is_not_used_is_not_recorded_once_the_driver_says_that_it_is_the_same(loaded: bytes) -> None:
+def test_kernels_that_are_not_used_are_not_recorded_once_the_driver_says_that_it_is_the_same(loaded: bytes) -> None:
     driver = Driver(loaded, ["a"], ["a"])
     out = record(driver)
-    assert len(MANY) - len(CUT) == 2 * (512 - 128)
-    assert [m.image for m in out.records] == [CUT]
-    assert out.images == [WholeImage(len(loaded), "", len(MANY) - len(CUT))]
-    assert driver.compared == [(CUT, ["kernel", "other"], ["a"])]
+    assert list(LEFT) == ["stripped", "cut"]
+    assert len(LEFT["stripped"]) < len(LEFT["cut"]) == len(MANY) - 2 * (512 - 128)
+    assert [m.image for m in out.records] == [LEFT["stripped"]]
+    assert out.images == [WholeImage(len(loaded), "", len(MANY) - len(LEFT["stripped"]), "", "stripped")]
+    assert driver.compared == [(LEFT["stripped"], ["kernel", "other"], ["a"])]
 
 
 def test_what_is_left_in_an_image_is_the_least_that_the_driver_does_not_tell_from_it() -> None:
-    uncut = "without the code of its other kernels it is not loaded"
-    for loaded, differences, kept, because in [
-        (MANY, ["is not loaded"], MANY, ""),
-        (PACKED_MANY, ["is not loaded"], MANY, ""),
+    unstripped = "without its other kernels it has no function other"
+    uncut = f"{unstripped}; without the code of its other kernels it is not loaded"
+    for loaded, differences, kept, cut, uncut_because, because in [
+        (MANY, ["has no function other"], LEFT["cut"], "cut", unstripped, ""),
+        (PACKED_MANY, ["has no function other"], LEFT["cut"], "cut", unstripped, ""),
+        (MANY, ["has no function other", "is not loaded"], MANY, "", uncut, ""),
+        (PACKED_MANY, ["has no function other", "is not loaded"], MANY, "", uncut, ""),
         (
             PACKED_MANY,
-            ["is not loaded", "has no global a"],
+            ["has no function other", "is not loaded", "has no global a"],
             PACKED_MANY,
-            "the code for other devices it has no global a",
+            "",
+            uncut,
+            "without the code for other devices it has no global a",
         ),
     ]:
         driver = Driver(loaded, ["a"], [], *differences)
         out = record(driver)
         assert [m.image for m in out.records] == [kept]
-        (whole,) = out.images
-        assert (whole.bytes, whole.cut_bytes, whole.uncut_because) == (len(loaded), 0, uncut)
-        assert whole.kept_because == (because and f"without {because}")
-        assert [image for image, _, _ in driver.compared] == [CUT, MANY][: len(driver.compared)]
+        cut_bytes = len(MANY) - len(kept) if cut else 0
+        assert out.images == [WholeImage(len(loaded), because, cut_bytes, uncut_because, cut)]
+        tried = [*LEFT.values(), MANY]
+        assert [image for image, _, _ in driver.compared] == tried[: len(driver.compared)]
+
+
+def test_an_image_that_cannot_be_stripped_is_cut_and_says_why() -> None:
+    other_rules = MANY[:7] + b"\x40" + MANY[8:]
+    driver = Driver(other_rules, ["a"], [])
+    out = record(driver)
+    left = without_unused(other_rules, ["kernel", "other"])
+    assert [image for image, _, _ in driver.compared] == [m.image for m in out.records] == [left]
+    reason = "its ABI is 0x40, version 8, which is not known"
+    assert out.images == [WholeImage(len(MANY), "", len(MANY) - len(left), reason, "cut")]
 
 
 def test_an_image_whose_kernels_are_not_known_is_not_cut_and_says_why() -> None:

@@ -157,17 +157,17 @@ def traits(x: Bench, function: Any) -> list[Any]:
     return out
 
 
-def loaded_as(x: Bench, image: bytes, library: bool) -> dict[str, Any]:
-    """What the driver says of every kernel and variable of an image."""
+def loaded_as(x: Bench, image: bytes, library: bool, names: tuple[str, ...] = KERNELS) -> dict[str, Any]:
+    """What the driver says of kernels, all of them if none are named, and of every variable of an image."""
     out: dict[str, Any] = {}
     if library:
         handle = ok(cu.cuLibraryLoadData(image, [], [], 0, [], [], 0))
-        kernels = {n: ok(cu.cuLibraryGetKernel(handle, n.encode())) for n in KERNELS}
+        kernels = {n: ok(cu.cuLibraryGetKernel(handle, n.encode())) for n in names}
         functions = {n: ok(cu.cuKernelGetFunction(k)) for n, k in kernels.items()}
         variables = {n: ok(cu.cuLibraryGetGlobal(handle, n.encode())) for n in GLOBALS}
     else:
         handle = ok(cu.cuModuleLoadData(image))
-        functions = {n: ok(cu.cuModuleGetFunction(handle, n.encode())) for n in KERNELS}
+        functions = {n: ok(cu.cuModuleGetFunction(handle, n.encode())) for n in names}
         variables = {n: ok(cu.cuModuleGetGlobal(handle, n.encode())) for n in GLOBALS}
     out |= {name: traits(x, function) for name, function in functions.items()}
     out |= {name: [int(size), x.read(int(at), int(size) // 4)] for name, (at, size) in variables.items()}
@@ -216,19 +216,25 @@ def choice_kept(x: Bench) -> Any:
     return out
 
 
+def cut_as(x: Bench, name: str) -> tuple[bytes, bytes]:
+    """The rows' own kernels, and what is left of them in a way, with one in use; the same if they are no cubin."""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # on a GPU foundryd need not be installed
+    from foundryd.capture.images import CUTS, is_cubin
+
+    elf = elf_of(x)
+    (cut,) = [c for c in CUTS if c.name == name]
+    return elf, cut.apply(elf, {"add_value"}) if is_cubin(elf) else elf
+
+
 @row("image.kernels_cut")
 def kernels_cut(x: Bench) -> Any:
     """A cubin with the code of one kernel and the beginning of the others, and what of it differs from the whole one.
 
     The code of all of them is loaded, though only that of the one is launched.
     """
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # on a GPU foundryd need not be installed
-    from foundryd.capture.images import is_cubin, without_unused
-
-    elf = elf_of(x)
-    if not is_cubin(elf):
+    elf, cut = cut_as(x, "cut")
+    if elf == cut:
         return "no cubin"
-    cut = without_unused(elf, {"add_value"})
     out: dict[str, Any] = {"shorter": len(cut) < len(elf)}
     for library in (False, True):
         whole, left = (loaded_as(x, image, library) for image in (elf, cut))
@@ -236,5 +242,23 @@ def kernels_cut(x: Bench) -> Any:
         out["library" if library else "module"] = [left["launched"], differing]
     module = ok(cu.cuModuleLoadData(cut))
     out["loads"] = sorted({code(cu.cuFuncLoad(ok(cu.cuModuleGetFunction(module, n.encode())))) for n in KERNELS})
+    ok(cu.cuModuleUnload(module))
+    return out
+
+
+@row("image.kernels_stripped")
+def kernels_stripped(x: Bench) -> Any:
+    """A cubin with one kernel and nothing of the others, and what of it differs from the whole one."""
+    elf, left = cut_as(x, "stripped")
+    if elf == left:
+        return "no cubin"
+    out: dict[str, Any] = {"shorter": len(left) < len(cut_as(x, "cut")[1])}
+    for library in (False, True):
+        first, second = (loaded_as(x, image, library, ("add_value",)) for image in (elf, left))
+        differing = sorted(name for name in first if first[name] != second[name])
+        out["library" if library else "module"] = [second["launched"], differing]
+    module = ok(cu.cuModuleLoadData(left))
+    out["loads"] = code(cu.cuFuncLoad(ok(cu.cuModuleGetFunction(module, b"add_value"))))
+    out["others"] = sorted({code(cu.cuModuleGetFunction(module, n.encode())) for n in KERNELS if n != "add_value"})
     ok(cu.cuModuleUnload(module))
     return out

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 from blake3 import blake3
 
@@ -14,6 +17,9 @@ from foundryd.archive.sizes import stored_bytes
 from foundryd.archive.verify import violations
 from foundryd.capture.images import pruned
 from foundryd.demo.images import BAKED, Baking, SoftImages
+from foundryd.demo.launch import driver_environment
+
+LEVELS = Path(__file__).parents[1] / "gpu" / "image_levels.py"
 
 # The demo's worker, with images that lose a function with the code for other devices.
 LIAR = """
@@ -88,3 +94,34 @@ def test_a_function_that_would_be_lost_is_seen_and_its_image_stays_whole(foundry
 
 def dense_alone():
     return pruned(_native.image("demo_dense").read_bytes(), (9, 0))
+
+
+def test_the_images_of_an_archive_are_loaded_and_compared_in_every_way_that_there_is(e2e, solo, tmp_path):
+    def levels(path):
+        done = subprocess.run(
+            [sys.executable, "-P", LEVELS, path, "--repeats", "2", "--json"],
+            env=driver_environment("soft", e2e.clean_environment()),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    status, rows = levels(solo.path)
+    assert status == 0
+    *images, total = rows
+    assert [row["verdict"] for row in rows] == ["same"] * len(rows)
+    assert total["archived bytes"] == sum(row["archived bytes"] for row in images) == solo.figures["pruned_image_bytes"]
+    assert all(row["archived ms"] > 0 for row in rows)
+    # Host libraries are never cut.
+    assert {row["stripped bytes"] for row in images} == {None}
+
+    def lose(recording, ranked):
+        (number,) = {f.module for f in recording.functions if f.name == "rms_norm"}
+        module = recording.modules[number]
+        module.image = module.image.replace(b"\0rms_norm\0", b"\0rms_lost\0")
+        ranked.images[number] = {module.digest: module.image}
+
+    status, rows = levels(e2e.rewrite(solo.path, tmp_path / "lost.foundry", edit=lose))
+    assert status == 1
+    (lost,) = [row for row in rows[:-1] if row["verdict"] != "same"]
+    assert lost["verdict"].startswith("archived: cu")

@@ -76,7 +76,9 @@ class File:
         head = HEADER.unpack(self._bytes(0, HEADER.size, "header"))
         if head[0][:6] != b"\x7fELF\x02\x01":
             raise UnreadableImage("it is not a 64-bit little-endian ELF file")
+        self.form = head[0][7], head[0][8]  # whose rules it follows, and which version of them
         self.type, self.machine, self._table = head[1], head[2], head[6]
+        self.flags: int = head[7]
         entry_size, count, names = head[11], head[12], head[13]
         self._segments: tuple[int, int, int] = head[5], head[9], head[10]  # offset, bytes of each, number
         self.extended = count == 0 or EXTENDED in (names, head[10])  # numbers that the header has no room for
@@ -91,7 +93,8 @@ class File:
             names = self.sections[0].link
         if self.sections and names >= count:
             raise UnreadableImage(f"the names of its sections are in section {names}, and there are {count}")
-        self.names = [self._text(self.sections[names], s.name_at) for s in self.sections]
+        self.names_in = names
+        self.names = [self.text(self.sections[names], s.name_at) for s in self.sections]
 
     def end(self) -> int:
         """The first byte that is behind everything that the file has."""
@@ -141,7 +144,7 @@ class File:
         """A symbol's name; raises ``UnreadableImage``."""
         if table.link >= len(self.sections):
             raise UnreadableImage(f"its symbols have names in section {table.link}, and there are {len(self.sections)}")
-        return self._text(self.sections[table.link], symbol.name_at)
+        return self.text(self.sections[table.link], symbol.name_at)
 
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset + size > len(self._data):
@@ -150,6 +153,10 @@ class File:
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
         self._check(offset, size, what)
         return self._data[offset : offset + size]
+
+    def content(self, section: Section) -> bytes:
+        """The bytes of a section."""
+        return b"" if section.type in (NULL, NOBITS) else self._bytes(section.offset, section.size, "content")
 
     def table(self, section: Section, size: int, what: str) -> bytes:
         """The content of a section that has entries of a size."""
@@ -162,7 +169,8 @@ class File:
             *SECTION.unpack(self._bytes(self._table + number * SECTION.size, SECTION.size, "section headers"))
         )
 
-    def _text(self, strings: Section, at: int) -> str:
+    def text(self, strings: Section, at: int) -> str:
+        """A string of a table; raises ``UnreadableImage``."""
         self._check(strings.offset, strings.size, "names")
         end = self._data.find(b"\0", strings.offset + at, strings.offset + strings.size)
         if at >= strings.size or end < 0:
