@@ -65,6 +65,8 @@ class Settings:
     journal : ``FOUNDRYD_JOURNAL``: for a control run, where it keeps what it has tried.
     strays : ``FOUNDRYD_STRAYS``: for a control run, the file (JSON) of words to prove harmless beside what it finds.
     allow_opaque_modules : ``FOUNDRYD_ALLOW_OPAQUE_MODULES``: 1 captures modules whose globals cannot be listed.
+    cut : ``FOUNDRYD_CUT``: what a capture leaves out of images at most: ``none`` (nothing of a cubin), ``cut`` (the
+        code of unused kernels, default) or ``stripped`` (all of them).
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
     fault : ``FOUNDRYD_FAULT``: for tests, see ``foundryd.faults``.
@@ -95,6 +97,7 @@ class Settings:
     journal: Path | None = None
     strays: Path | None = None
     allow_opaque_modules: bool = False
+    cut: str = "cut"
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
     fault: Fault | None = None
@@ -127,6 +130,9 @@ class Settings:
         log_format = env.get("FOUNDRYD_LOG_FORMAT", "").lower()
         if log_format not in {"", "json", "text"}:
             raise UsageError(f"FOUNDRYD_LOG_FORMAT is {log_format!r}, not 'json' or 'text': unset it or correct it")
+        cut = env.get("FOUNDRYD_CUT", "") or cls.cut
+        if cut not in {"none", "cut", "stripped"}:
+            raise UsageError(f"FOUNDRYD_CUT is {cut!r}, not 'none', 'cut' or 'stripped': unset it or correct it")
         rank = _integer(env, "RANK", 0)
         return cls(
             mode=Mode(mode),
@@ -138,6 +144,7 @@ class Settings:
             journal=_path(env, "FOUNDRYD_JOURNAL"),
             strays=_path(env, "FOUNDRYD_STRAYS"),
             allow_opaque_modules=_integer(env, "FOUNDRYD_ALLOW_OPAQUE_MODULES", 0) != 0,
+            cut=cut,
             runtime_dir=default_runtime_dir(env),
             log=log,
             fault=Fault.parse(env["FOUNDRYD_FAULT"]) if env.get("FOUNDRYD_FAULT") else None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
-from foundryd.capture.images import CUTS, Listing, capability, is_cubin, listings, pruned
+from foundryd.capture.images import Cut, Listing, capability, cuts, is_cubin, listings, pruned
 from foundryd.capture.recording import ModuleRecord
 from foundryd.errors import OpaqueModule, UnreadableImage
 
@@ -62,12 +62,13 @@ def record_modules(
     identity: Mapping[str, ix.IdentityField],
     *,
     allow_opaque: bool,
+    cut: str,
 ) -> RecordedModules:
     """Records the modules that ``numbers`` has (the hook's number to the recording's).
 
     ``users`` names the functions of each that are used.  Of an image the code for other devices and kernels that are
-    not used are left out where a load of what is left gives the same.  Raises ``OpaqueModule`` for a module with a
-    global that could have changed unseen, unless ``allow_opaque``.
+    not used are left out where a load of what is left gives the same; ``cut`` is the way that leaves the least.
+    Raises ``OpaqueModule`` for a module with a global that could have changed unseen, unless ``allow_opaque``.
     """
     apis = {int(m["id"]): int(m["api"]) for m in hook.modules()}
     out = RecordedModules()
@@ -86,7 +87,7 @@ def record_modules(
                     "capture with --allow-opaque-modules if you know that no kernel of the module does so"
                 )
             out.opaque[slot] = reason
-        kept, whole = _archived(hook, identifier, image, users[identifier], names, identity)
+        kept, whole = _archived(hook, identifier, image, users[identifier], names, identity, cuts(cut))
         out.images.append(whole)
         out.records.append(
             ModuleRecord(apis[identifier], kept, [(name, hook.download(at, size)) for name, at, size in changed])
@@ -109,6 +110,7 @@ def _archived(
     functions: Sequence[str],
     names: Sequence[str],
     identity: Mapping[str, ix.IdentityField],
+    ways: Sequence[Cut],
 ) -> tuple[bytes, WholeImage]:
     """The image to archive: the smallest that the driver says is the same."""
     if _COMPILES_ALWAYS in identity:
@@ -119,7 +121,7 @@ def _archived(
     except UnreadableImage as error:
         return image, WholeImage(len(image), str(error))
     refused: list[str] = []
-    for cut in CUTS if is_cubin(kept) else ():
+    for cut in ways if is_cubin(kept) else ():
         try:
             left = cut.apply(kept, functions)
             difference = hook.image_difference(identifier, left, functions, names) if left != kept else ""

@@ -77,7 +77,12 @@ class Recorder:
         self.module_ids = list(modules.numbers)
         users = {m: [f.name for f in described if f.module == slot] for m, slot in modules.numbers.items()}
         recorded = record_modules(
-            hook, modules.numbers, users, self._identity, allow_opaque=self._settings.allow_opaque_modules
+            hook,
+            modules.numbers,
+            users,
+            self._identity,
+            allow_opaque=self._settings.allow_opaque_modules,
+            cut=self._settings.cut,
         )
         symbols = Symbols(recorded.ranges)
         relocations = symbols.replace_in_graphs(graphs, described)

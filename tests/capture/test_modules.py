@@ -17,6 +17,7 @@ from foundryd.capture.modules import GlobalRange, RecordedModules, WholeImage, r
 from foundryd.capture.recording import ModuleRecord
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import OpaqueModule
+from foundryd.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import image_builder as ib
@@ -69,10 +70,10 @@ def image(*names: str, kernels: tuple[str, ...] = ("kernel", "other")) -> bytes:
     ).build()
 
 
-def record(driver: Driver, allow: bool = False, **environment: str) -> RecordedModules:
+def record(driver: Driver, allow: bool = False, cut: str = "stripped", **environment: str) -> RecordedModules:
     identity = IDENTITY | {f"env.{name}": IdentityField(value) for name, value in environment.items()}
     users = {3: ["kernel", "other"]}
-    return record_modules(driver, {3: 0}, users, identity, allow_opaque=allow)  # type: ignore[arg-type]
+    return record_modules(driver, {3: 0}, users, identity, allow_opaque=allow, cut=cut)  # type: ignore[arg-type]
 
 
 def test_what_changed_is_recorded_and_everything_has_a_place() -> None:
@@ -167,6 +168,15 @@ def test_what_is_left_in_an_image_is_the_least_that_the_driver_does_not_tell_fro
         assert out.images == [WholeImage(len(loaded), because, cut_bytes, uncut_because, cut)]
         tried = [*LEFT.values(), MANY]
         assert [image for image, _, _ in driver.compared] == tried[: len(driver.compared)]
+
+
+@pytest.mark.parametrize(("most", "left"), [(Settings.cut, LEFT["cut"]), ("cut", LEFT["cut"]), ("none", MANY)])
+def test_no_more_is_left_out_than_was_asked_for(most: str, left: bytes) -> None:
+    driver = Driver(MANY, ["a"], [])
+    out = record(driver, cut=most)
+    assert [m.image for m in out.records] == [left]
+    assert [image for image, _, _ in driver.compared] == [left][: most != "none"]
+    assert out.images[0].uncut_because == ""
 
 
 def test_an_image_that_cannot_be_stripped_is_cut_and_says_why() -> None:

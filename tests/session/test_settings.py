@@ -27,6 +27,7 @@ def test_every_variable_is_read():
             "FOUNDRYD_JOURNAL": "/j",
             "FOUNDRYD_STRAYS": "/s",
             "FOUNDRYD_ALLOW_OPAQUE_MODULES": "1",
+            "FOUNDRYD_CUT": "stripped",
             "FOUNDRYD_RUNTIME_DIR": "/run/x",
             "FOUNDRYD_LOG": "DEBUG",
             "FOUNDRYD_LOG_FORMAT": "JSON",
@@ -57,6 +58,7 @@ def test_every_variable_is_read():
         Path("/j"),
         Path("/s"),
         True,
+        "stripped",
         Path("/run/x"),
         "debug",
         Fault("attach", "error", 2),
@@ -95,6 +97,7 @@ def test_every_variable_is_read():
         {"FOUNDRYD_EXECUTABLES": "-2"},
         {"FOUNDRYD_KV_RESERVE": "some"},
         {"FOUNDRYD_DRIVER_CLOCK": "yes"},
+        {"FOUNDRYD_CUT": "away"},
     ],
 )
 def test_an_impossible_value_is_named(env):

@@ -8,7 +8,7 @@ Everything here works on bytes, without a driver.  What cannot be read raises ``
 from foundryd.capture.images.container import Entry, capability, chosen, entries
 from foundryd.capture.images.cut import without_unused
 from foundryd.capture.images.elf import is_cubin
-from foundryd.capture.images.levels import CUTS, Cut
+from foundryd.capture.images.levels import CUTS, Cut, cuts
 from foundryd.capture.images.prune import pruned
 from foundryd.capture.images.strip import stripped
 from foundryd.capture.images.survey import Listing, Summary, listings, summary
@@ -23,6 +23,7 @@ __all__ = [
     "Variable",
     "capability",
     "chosen",
+    "cuts",
     "entries",
     "is_cubin",
     "listings",

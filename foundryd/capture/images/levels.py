@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from foundryd.capture.images.cut import without_unused
@@ -27,3 +27,9 @@ CUTS = (
     Cut("cut", "the code of its other kernels", without_unused),
 )
 """From the one that leaves the least on."""
+
+
+def cuts(deepest: str) -> Sequence[Cut]:
+    """The ways to try, in their order, where ``deepest`` (``Settings.cut``) may leave the least."""
+    names = [cut.name for cut in CUTS]
+    return CUTS[names.index(deepest) :] if deepest in names else ()
