@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import msgspec
 
@@ -17,15 +18,17 @@ MAX_GENERATION = 1 << 53
 class Leases:
     """Leases by (group, rank).
 
-    A group is made by its first lease, with a generation that no earlier group of this daemon had, and is gone with
-    its last one.  All its ranks have one variant of one archive.
+    A group is made by its first lease, with a generation that no earlier group had, of this daemon or another one, and
+    is gone with its last one.  All its ranks have one variant of one archive.
     """
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._leases: dict[tuple[str, int], LeaseState] = {}
         self._numbers = itertools.count(1)
-        self._generation = 0  # the largest so far
+        # The largest so far.  It begins with the time in microseconds: an earlier daemon did so too, and what it gave
+        # since is not known here while its ranks do not come back.
+        self._generation = time.time_ns() // 1000
 
     def take(
         self,

@@ -76,15 +76,17 @@ ARCHIVES = ("model", "other")
 
 @dataclass(eq=False)
 class Rank:
-    """A process; ``sure`` is whether the daemon has to know it."""
+    """A process; ``sure`` is whether the daemon has to know it, ``slept`` whether it slept through its start."""
 
     pid: int
     archive: str
     group: str
     rank: int
+    generation: int
     lines: Any
     frozen: bool = False
     sure: bool = True
+    slept: bool = False
 
     @property
     def place(self) -> tuple[str, int]:
@@ -105,6 +107,7 @@ class World:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="fdy-", dir="/tmp")))
     daemon: Started | None = None
     loaded: set[str] = field(default_factory=set)
+    started: set[str] = field(default_factory=set)  # with which archives the daemon was
     ranks: list[Rank] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -128,7 +131,7 @@ class World:
         if "error" in answer:
             lines.close()
             return str(answer["error"])
-        return Rank(answer["pid"], archive, group, rank, lines)
+        return Rank(answer["pid"], archive, group, rank, answer["generation"], lines)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -174,12 +177,14 @@ def machine(tiny: Any) -> type[RuleBasedStateMachine]:
         @rule(names=st.sampled_from([("model",), ARCHIVES]))
         def start(self, names: tuple[str, ...]) -> None:
             world = self.world
-            # A frozen rank is not asked for its memory in time, and another may have its place by then.
+            # A frozen rank comes back when it is thawed.  Of a group that was made anew in its absence, whoever is
+            # first keeps it.
             for rank in world.ranks:
-                rank.sure = not rank.frozen and rank.archive in names
+                rank.sure = not rank.frozen and rank.archive in names and not self._rivals(rank)
+                rank.slept = rank.frozen
             files = [str(world.files[name]) for name in names]
             world.daemon = start_daemon(world.run, files, program=(tiny.__file__,), timeout=20)
-            world.loaded = set(names)
+            world.loaded, world.started = set(names), set(names)
 
         @precondition(lambda self: self.world.daemon is not None)
         @rule()
@@ -197,7 +202,7 @@ def machine(tiny: Any) -> type[RuleBasedStateMachine]:
             else:
                 stop_daemon(world.run)
             assert world.daemon.process.wait(10) == (-signal.SIGKILL if kill else 0)
-            world.daemon, world.loaded = None, set()
+            world.daemon, world.loaded, world.started = None, set(), set()
             for rank in world.ranks:
                 rank.sure = False
 
@@ -257,9 +262,14 @@ def machine(tiny: Any) -> type[RuleBasedStateMachine]:
             rank = data.draw(st.sampled_from([r for r in self.world.ranks if r.frozen]))
             os.kill(rank.pid, signal.SIGCONT)
             rank.frozen = False
-            others = [r for r in self.world.ranks if r is not rank and r.group == rank.group]
-            if not others and rank.archive in self.world.loaded:
-                rank.sure = True  # nobody has its place or began its group anew
+            # One that was awake and is not known was refused, and asks again much later.
+            if rank.slept and rank.archive in self.world.started and not self._rivals(rank):
+                rank.sure = True
+            rank.slept = False
+
+        def _rivals(self, rank: Rank) -> list[Rank]:
+            """Ranks of another group of that name; places of one group are never given twice."""
+            return [r for r in self.world.ranks if r.group == rank.group and r.generation != rank.generation]
 
         def _kill(self, rank: Rank) -> None:
             os.kill(rank.pid, signal.SIGKILL)
