@@ -71,8 +71,9 @@ class Program:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would change a capture or a restore."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("FOUNDRYD_", "NCCL_")) and k != "LD_PRELOAD"}
+    """This process's environment without what would change a capture or a restore, but for how images are cut."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FOUNDRYD_", "NCCL_")) and k != "LD_PRELOAD"}
+    return ours | {k: os.environ[k] for k in ("FOUNDRYD_CUT",) if k in os.environ}
 
 
 def devices() -> int:
