@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foundryd.errors import DeadlineExceeded, FoundrydError, RestoreError, UsageError
+from foundryd.errors import ArchiveFormatError, DeadlineExceeded, FoundrydError, RestoreError, UsageError
 from foundryd.session.building import BuiltGraph
 from foundryd.session.driver import call, driver_ms, made_current, relaxed_capture
 from foundryd.session.policy import RestorePolicy
@@ -111,7 +111,13 @@ class Executables:
         self._policy = policy
         self._who = who
         self._extra = extra
-        by_key = {member.key: member for member in members}
+        by_key: dict[Any, Member] = {}
+        for member in members:
+            if by_key.setdefault(member.key, member) is not member:
+                raise ArchiveFormatError(
+                    f"the archive has two graphs with the key {member.key!r}, numbers {by_key[member.key].place} and "
+                    f"{member.place}: capture again, with a key of its own for each"
+                )
         first, rest = policy.arrange([member.key for member in members])
         self.graphs = {key: RestoredGraph(by_key[key], self, order) for order, key in enumerate([*first, *rest])}
         self._first = [self.graphs[key] for key in first]
