@@ -37,6 +37,7 @@ class Recorder:
         self._identity = identity
         hook.set_rank(settings.rank)
         self._captured: list[tuple[Any, Any, CapturedGraph]] = []
+        self._keys: set[Any] = set()
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
     def add(self, key: Any, native: CapturedGraph) -> None:
@@ -47,9 +48,10 @@ class Recorder:
         """
         plain_key(key)
         # An archive does not tell a list from a tuple, nor whoever asks for a graph True from 1.
-        if any(freeze_key(key) == freeze_key(known) for known, _, _ in self._captured):
+        if (frozen := freeze_key(key)) in self._keys:
             raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
+        self._keys.add(frozen)
 
     def recording(self, engine: dict[str, Any] | None = None) -> Recording:
         """The recording as things are now; call when every graph is captured and no work is in flight.

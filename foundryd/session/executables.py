@@ -144,6 +144,7 @@ class Executables:
         self._condition = threading.Condition(self._lock)
         self._making: _Making | None = None
         self._demands = 0  # replays that wait to make an executable
+        self._ready: set[RestoredGraph] = set()
         _alive.add(self)
 
     def build_first(self) -> None:
@@ -168,7 +169,7 @@ class Executables:
         if self._thread is not None:
             self._thread.join(deadline)
             if self._thread.is_alive():
-                built = f"{len(self._ready())} of {len(self.graphs)} graphs"
+                built = f"{len(self._ready)} of {len(self.graphs)} graphs"
                 raise DeadlineExceeded(f"{self._who} built {built} in {deadline:.0f} s: wait longer")
         for error in list(self.failures.values()):
             raise error
@@ -211,7 +212,8 @@ class Executables:
                     "closed: look at what the driver does, and close again"
                 )
             for graph in self.graphs.values():
-                built, graph.built, graph.ready = graph.built, None, False
+                built, graph.built = graph.built, None
+                self._mark(graph, False)
                 try:
                     if built is not None:
                         built.close()
@@ -243,9 +245,9 @@ class Executables:
                 if not wanted():
                     return False
                 self._making, making.begun = making, True
-                if len(self._ready()) >= self._limit:
+                if len(self._ready) >= self._limit:
                     making.donor = self._donor(graph)
-                    making.donor.ready = False
+                    self._mark(making.donor, False)
             with made_current(self._context), relaxed_capture():
                 self._give_executable(graph, making.donor)
         finally:
@@ -266,10 +268,10 @@ class Executables:
         with self._lock:
             for one in (making.graph, making.donor):
                 if one is not None:
-                    one.ready = one.built is not None and one.built.executable
+                    self._mark(one, one.built is not None and one.built.executable)
             if making.graph.ready and making.turn is not None:
                 self._enter(making.graph, making.turn)
-            self._settled = len(self._ready()) == len(self.graphs) and not self._closed
+            self._settled = len(self._ready) == len(self.graphs) and not self._closed
             self._condition.notify_all()
             self._making = None
 
@@ -313,16 +315,17 @@ class Executables:
         graph.last_used = next(self._turns)
         self._under_way[turn] = graph
 
-    def _ready(self) -> list[RestoredGraph]:
-        return [graph for graph in self.graphs.values() if graph.ready]
+    def _mark(self, graph: RestoredGraph, ready: bool) -> None:
+        graph.ready = ready
+        (self._ready.add if ready else self._ready.discard)(graph)
 
     def _has_room(self) -> bool:
-        return len(self._ready()) < self._limit or bool(self._idle())
+        return len(self._ready) < self._limit or bool(self._idle())
 
     def _idle(self) -> list[RestoredGraph]:
         """Graphs with an executable that nobody is launching."""
         launching = {graph.order for graph in list(self._under_way.values())}
-        return [graph for graph in self._ready() if graph.order not in launching]
+        return [graph for graph in self._ready if graph.order not in launching]
 
     def _donor(self, graph: RestoredGraph) -> RestoredGraph:
         """Whose executable is given up: nobody is launching it, its template is the same if possible, LRU."""
@@ -341,7 +344,7 @@ class Executables:
 
     def _build_rest(self) -> None:
         started, spent = time.monotonic(), driver_ms()
-        before = len(self._ready())
+        before = len(self._ready)
         try:
             for graph in self._rest:
                 try:
@@ -355,7 +358,7 @@ class Executables:
             self.background_driver_ms = driver_ms() - spent
             self.background_ms = (time.monotonic() - started) * 1000
             atexit.unregister(self._at_exit)
-        built, ms = len(self._ready()) - before, self.background_ms
+        built, ms = len(self._ready) - before, self.background_ms
         log.info("%s built %d more graphs in %.0f ms", self._who, built, ms, extra=self._extra)
 
     def _build_next(self, graph: RestoredGraph) -> bool:
@@ -371,7 +374,7 @@ class Executables:
                 self._making is not None or self._demands or any(turn < before for turn in list(self._under_way))
             ):
                 self._condition.wait(1.0)
-            more = not self._stop and len(self._ready()) < self._limit
+            more = not self._stop and len(self._ready) < self._limit
             return more and not graph.ready
 
         self._make(_Making(graph), wanted)
@@ -394,7 +397,8 @@ class Executables:
         self._closed, self._settled, self._thread, self._making = True, False, None, None
         self._under_way.clear()
         for graph in self.graphs.values():
-            graph.built, graph.ready = None, False
+            graph.built = None
+            self._mark(graph, False)
 
     def _stop_background(self) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
@@ -158,6 +159,57 @@ def a_change_does_not_end(rank: Rank) -> dict[str, Any]:
     return {"found": found, "living": len(rank.driver.living), "updates": rank.driver.count("cuGraphExecUpdate")}
 
 
+def fails_at_random(rank: Rank) -> dict[str, Any]:
+    """Calls that build, change and destroy executables fail at random, now and then after they did their work."""
+    rank.restore(RestorePolicy(first="all"))
+    batches = list(rank.config.batch_sizes)
+    right = {batch: rank.first_token(batch) for batch in batches}
+    materializer, members = rank.session._materializer, [graph.member for graph in rank.session.graphs.values()]
+    before = set(rank.driver.living)
+    chosen, calm = random.Random(11), True
+    failing = ("cuGraphInstantiate", "cuGraphExecUpdate")
+    found: dict[str, Any] = {"failed": 0, "right": 0, "wrong": [], "untyped": [], "over": 0, "left": 0}
+
+    def fail(name: str) -> None:
+        if not calm and name in failing and chosen.random() < 0.2:
+            raise DriverCallFailed(f"{name} failed with CUDA_ERROR_OUT_OF_MEMORY: see the driver's manual")
+
+    rank.driver.before = fail
+    rank.driver.after = lambda name: fail(name) if name == "cuGraphExecUpdate" else None
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        cap = chosen.choice([None, 1, 2, 3])
+        policy = RestorePolicy((), (), chosen.random() < 0.5, cap)
+        rank.driver.most = len(rank.driver.living)
+        some = executables.Executables(materializer._build, members, policy, who="rank 0", extra={})
+        rank.use(some.graphs)
+        calm = False
+        some.start()
+        for batch in chosen.choices(batches, k=12):
+            rank.driver.refuses = chosen.random() < 0.2
+            try:
+                tokens = rank.first_token(batch)
+            except DriverCallFailed as error:
+                found["failed"] += 1
+                if not str(error).startswith(f"rank 0 could not build graph ('decode', {batch}) in phase 'replay': "):
+                    found["untyped"].append(sort(error))
+            except Exception as error:
+                found["untyped"].append(sort(error))
+            else:
+                found["right"] += tokens == right[batch]
+                found["wrong"] += [batch] * (tokens != right[batch])
+        calm, rank.driver.refuses = True, False
+        with suppress(DriverCallFailed):
+            some.wait(20)
+        found["wrong"] += [batch for batch in batches if rank.first_token(batch) != right[batch]]
+        found["untyped"] += [sort(error) for error in some.failures.values() if cap is None]
+        found["over"] += rank.driver.most - len(before) > (cap or len(batches))
+        some.close()
+        found["left"] += rank.driver.living != before
+    rank.use(rank.session.graphs)
+    return found
+
+
 def forks(rank: Rank) -> dict[str, Any]:
     """Children of a process whose background builds, or has the lock, use what their parent restored."""
     rank.driver.slow = 0.3
@@ -233,7 +285,8 @@ def connect_fails(rank: Rank) -> dict[str, Any]:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        closes_under_replays, is_interrupted, a_change_does_not_end, forks, cannot_destroy, connect_fails,
+        closes_under_replays, is_interrupted, a_change_does_not_end, fails_at_random, forks, cannot_destroy,
+        connect_fails,
     )
 }  # fmt: skip
 

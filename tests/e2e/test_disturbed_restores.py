@@ -57,6 +57,18 @@ def test_an_executable_whose_change_did_not_end_is_not_launched_again(run, four)
     assert found["living"] == 1
 
 
+def test_failures_at_random_give_the_right_graph_or_a_typed_error(run, four):
+    (found,) = run(four, "fails_at_random")
+    assert found["failed"] > 10
+    assert found["right"] > 100
+    assert {name: found[name] for name in ("wrong", "untyped", "over", "left")} == {
+        "wrong": [],
+        "untyped": [],
+        "over": 0,
+        "left": 0,
+    }
+
+
 def test_a_forked_child_is_refused_at_once_and_closes(e2e, run, four):
     (found,) = run(four, "forks")
     assert found["codes"] == [0, 0]
