@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +191,11 @@ class Session:
             self._restore(agreement, connect, policy)
         except BaseException as error:
             # Whatever it is, an interrupt or an error of ``connect`` too: nobody waits for this rank, nothing stays.
-            with ExitStack() as undo:
-                undo.callback(self._hook.release_held)
-                undo.callback(self._teardown)
-                cause = agreement.blame(_PHASES, error) if agreement and isinstance(error, FoundrydError) else error
-                if store is not None and self.plan.world > 1:
-                    give_up(store, self._config, cause)
+            cause = agreement.blame(_PHASES, error) if agreement and isinstance(error, FoundrydError) else error
+            if store is not None and self.plan.world > 1:
+                self._undo(lambda: give_up(store, self._config, cause))
+            self._undo(self._teardown)
+            self._undo(self._hook.release_held)
             if cause is error:
                 raise
             raise cause from error
@@ -339,6 +338,13 @@ class Session:
                 self._materializer = materializer
                 raise
         self._graphs = {}
+
+    def _undo(self, step: Callable[[], None]) -> None:
+        """A step back after an error, which is the one to raise whatever else fails now."""
+        try:
+            step()
+        except Exception as error:
+            log.error("a restore that failed cannot be undone: %s", error, extra=attach_field(self.attach_id))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -63,6 +63,13 @@ def attempt(what: Callable[[], Any]) -> list[str] | None:
     return None
 
 
+def free_memory() -> int:
+    """Bytes of the device that nobody has."""
+    code, free, _ = driver.cuMemGetInfo()
+    assert code == driver.CUresult.CUDA_SUCCESS
+    return int(free)
+
+
 def closes_under_replays(rank: Rank) -> dict[str, Any]:
     """Threads replay ready graphs while another closes them, each launch taking its time."""
     rank.restore()
@@ -261,6 +268,37 @@ def cannot_destroy(rank: Rank) -> dict[str, Any]:
     return {"closed": closed, "destroyed": graphs - len(rank.driver.living), "graphs": graphs, "mapped": mapped}
 
 
+def restore_is_interrupted(rank: Rank) -> dict[str, Any]:
+    """Interrupts come at any time of a restore, which is then tried again, until one is left alone."""
+    hook, session = rank.graphs._hook, rank.session
+    before = free_memory()
+    policy = RestorePolicy(first="all")
+    raised: list[list[str] | None] = []
+    held: list[int] = []
+    chosen, longest, end = random.Random(3), 0.05, time.monotonic() + 2.0
+    while time.monotonic() < end:
+
+        def restore(seconds: float = chosen.uniform(0.0002, longest)) -> None:
+            try:
+                armed.append(True)
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                session.restore(policy=policy, start=False)
+            finally:
+                armed.clear()
+
+        begun = time.monotonic()
+        raised.append(attempt(restore))
+        if raised[-1] is None:
+            longest = (longest + time.monotonic() - begun) / 2
+        if session.restored:
+            session._teardown()
+            hook.release_held()
+        held.append(before - free_memory())
+    rank.restore(policy)
+    rank.serve(*rank.config.batch_sizes)
+    return {"raised": [error for error in raised if error], "held": held}
+
+
 def connect_fails(rank: Rank) -> dict[str, Any]:
     """One rank's own function that exchanges handles fails, with an error that is not foundryd's or by an interrupt."""
     kind = {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[os.environ["KIND"]]
@@ -269,15 +307,14 @@ def connect_fails(rank: Rank) -> dict[str, Any]:
         if rank.rank == 1:
             raise kind("no peers today")
 
-    hook = rank.graphs._hook
-    before = sum(int(a["live"]) for a in hook.allocations())
+    before = free_memory()
     begun = time.monotonic()
     raised = attempt(lambda: rank.session.restore(rank.store, connect=connect))
     took = time.monotonic() - begun
     return {
         "raised": raised,
         "took": took,
-        "held": sum(int(a["live"]) for a in hook.allocations()) - before,
+        "held": before - free_memory(),
         "living": len(rank.driver.living),
     }
 
@@ -286,7 +323,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         closes_under_replays, is_interrupted, a_change_does_not_end, fails_at_random, forks, cannot_destroy,
-        connect_fails,
+        restore_is_interrupted, connect_fails,
     )
 }  # fmt: skip
 

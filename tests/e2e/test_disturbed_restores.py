@@ -91,6 +91,14 @@ def test_an_executable_that_cannot_be_destroyed_keeps_nothing_else(run, four):
     assert found["mapped"] == 0
 
 
+def test_an_interrupted_restore_is_undone_and_can_be_tried_again(run, four):
+    (found,) = run(four, "restore_is_interrupted")
+    assert len(found["raised"]) > 10
+    assert {kind for kind, _ in found["raised"]} == {"KeyboardInterrupt"}
+    assert set(found["held"]) == {0}
+    assert found["tokens"]
+
+
 @pytest.mark.parametrize("kind", ["RuntimeError", "KeyboardInterrupt"])
 def test_a_restore_that_an_error_of_the_engine_ends_is_told_to_the_others_and_undone(run, pair, kind):
     other, failed = run(pair, "connect_fails", KIND=kind)
