@@ -170,6 +170,8 @@ class Recorder:
                     "joins: call declare_communicator(handle, ranks) after creating it"
                 )
             axes = mesh.axes_of(self._settings.rank, members) if members else None
+            if axes is not None and mesh.group(self._settings.rank, axes) != members:
+                axes = None  # axes say which ranks, and that they ascend
             out.append(
                 ix.Communicator(
                     here.size,
