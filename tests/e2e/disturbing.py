@@ -119,7 +119,7 @@ def is_interrupted(rank: Rank) -> dict[str, Any]:
     wrong: list[int] = []
     other: list[list[str]] = []
     interrupts = 0
-    end = time.monotonic() + 1.5
+    end = time.monotonic() + 0.8
     while time.monotonic() < end:
         try:
             try:
@@ -183,7 +183,7 @@ def fails_at_random(rank: Rank) -> dict[str, Any]:
 
     rank.driver.before = fail
     rank.driver.after = lambda name: fail(name) if name == "cuGraphExecUpdate" else None
-    end = time.monotonic() + 1.5
+    end = time.monotonic() + 0.8
     while time.monotonic() < end:
         cap = chosen.choice([None, 1, 2, 3])
         policy = RestorePolicy((), (), chosen.random() < 0.5, cap)
@@ -275,7 +275,7 @@ def restore_is_interrupted(rank: Rank) -> dict[str, Any]:
     policy = RestorePolicy(first="all")
     raised: list[list[str] | None] = []
     held: list[int] = []
-    chosen, longest, end = random.Random(3), 0.05, time.monotonic() + 2.0
+    chosen, longest, end = random.Random(3), 0.05, time.monotonic() + 1.0
     while time.monotonic() < end:
 
         def restore(seconds: float = chosen.uniform(0.0002, longest)) -> None:

@@ -43,7 +43,7 @@ def test_no_executable_is_launched_that_another_thread_closes(e2e, run, four):
 @pytest.mark.parametrize("policy", [{"executables": 1}, {"executables": 2, "background": False}])
 def test_interrupts_leave_graphs_right_and_closable(run, four, policy):
     (found,) = run(four, "is_interrupted", policy)
-    assert found["interrupts"] > 50
+    assert found["interrupts"] > 20
     assert (found["wrong"], found["other"], found["closed"]) == ([], [], None)
     assert found["took"] < 3
 
@@ -59,8 +59,8 @@ def test_an_executable_whose_change_did_not_end_is_not_launched_again(run, four)
 
 def test_failures_at_random_give_the_right_graph_or_a_typed_error(run, four):
     (found,) = run(four, "fails_at_random")
-    assert found["failed"] > 10
-    assert found["right"] > 100
+    assert found["failed"] > 5
+    assert found["right"] > 50
     assert {name: found[name] for name in ("wrong", "untyped", "over", "left")} == {
         "wrong": [],
         "untyped": [],
@@ -93,7 +93,7 @@ def test_an_executable_that_cannot_be_destroyed_keeps_nothing_else(run, four):
 
 def test_an_interrupted_restore_is_undone_and_can_be_tried_again(run, four):
     (found,) = run(four, "restore_is_interrupted")
-    assert len(found["raised"]) > 10
+    assert len(found["raised"]) > 5
     assert {kind for kind, _ in found["raised"]} == {"KeyboardInterrupt"}
     assert set(found["held"]) == {0}
     assert found["tokens"]
