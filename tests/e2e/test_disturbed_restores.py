@@ -43,7 +43,7 @@ def test_no_executable_is_launched_that_another_thread_closes(e2e, run, four):
 @pytest.mark.parametrize("policy", [{"executables": 1}, {"executables": 2, "background": False}])
 def test_interrupts_leave_graphs_right_and_closable(run, four, policy):
     (found,) = run(four, "is_interrupted", policy)
-    assert found["interrupts"] > 20
+    assert found["interrupts"] == 300
     assert (found["wrong"], found["other"], found["closed"]) == ([], [], None)
     assert found["took"] < 3
 
@@ -93,7 +93,7 @@ def test_an_executable_that_cannot_be_destroyed_keeps_nothing_else(run, four):
 
 def test_an_interrupted_restore_is_undone_and_can_be_tried_again(run, four):
     (found,) = run(four, "restore_is_interrupted")
-    assert len(found["raised"]) > 5
+    assert len(found["raised"]) > 3
     assert {kind for kind, _ in found["raised"]} == {"KeyboardInterrupt"}
     assert set(found["held"]) == {0}
     assert found["tokens"]
