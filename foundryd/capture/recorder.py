@@ -9,6 +9,7 @@ import numpy as np
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
+from foundryd.archive.members import plain_key
 from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
@@ -18,6 +19,7 @@ from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.session.arena import ARENAS
+from foundryd.session.arrays import freeze_key
 from foundryd.session.communicators import communicators
 from foundryd.session.native import CapturedGraph
 from foundryd.settings import Settings
@@ -35,13 +37,21 @@ class Recorder:
         self._identity = identity
         hook.set_rank(settings.rank)
         self._captured: list[tuple[Any, Any, CapturedGraph]] = []
+        self._keys: set[Any] = set()
         self.module_ids: list[int] = []  # the hook's module for each module of the last recording
 
     def add(self, key: Any, native: CapturedGraph) -> None:
-        """Reads a captured graph; raises ``UnsupportedNode`` if it has a node that cannot be restored exactly."""
-        if any(key == known for known, _, _ in self._captured):
+        """Reads a captured graph.
+
+        Raises ``UnsupportedNode`` if it has a node that cannot be restored exactly, and ``UsageError`` or
+        ``CaptureError`` if a restored engine could not ask for it by its key.
+        """
+        plain_key(key)
+        # An archive does not tell a list from a tuple, nor whoever asks for a graph True from 1.
+        if (frozen := freeze_key(key)) in self._keys:
             raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
+        self._keys.add(frozen)
 
     def recording(self, engine: dict[str, Any] | None = None) -> Recording:
         """The recording as things are now; call when every graph is captured and no work is in flight.
@@ -160,6 +170,8 @@ class Recorder:
                     "joins: call declare_communicator(handle, ranks) after creating it"
                 )
             axes = mesh.axes_of(self._settings.rank, members) if members else None
+            if axes is not None and mesh.group(self._settings.rank, axes) != members:
+                axes = None  # axes say which ranks, and that they ascend
             out.append(
                 ix.Communicator(
                     here.size,

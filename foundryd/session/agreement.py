@@ -124,6 +124,9 @@ def check_op_lists(mine: OpList, rank: int, all_lists: Iterable[OpList]) -> None
         try:
             their_groups, their_ops = published
             readable = all(len(op) == 6 and 0 <= op[0] < len(their_groups) for op in their_ops)
+            # Groups of the peer by their place in this rank's list: ops are many and groups are few.
+            places = _places(their_groups, groups)
+            shared = [rank in group for group in their_groups]
         except (TypeError, ValueError):
             readable = False
         if not readable:
@@ -131,9 +134,6 @@ def check_op_lists(mine: OpList, rank: int, all_lists: Iterable[OpList]) -> None
                 f"rank {peer} published a list of collectives that rank {rank} cannot read: use one foundryd on all "
                 "ranks"
             )
-        # Groups of the peer by their place in this rank's list: ops are many and groups are few.
-        places = [groups.index(group) if group in groups else -1 for group in their_groups]
-        shared = [rank in group for group in their_groups]
         ours = [op for op in ops if peer in members[op[0]]]
         theirs = [op for op in their_ops if shared[op[0]]]
         for place in range(max(len(ours), len(theirs))):
@@ -145,6 +145,15 @@ def check_op_lists(mine: OpList, rank: int, all_lists: Iterable[OpList]) -> None
                     f"{_say(b, their_groups)} on rank {peer}: start every rank of the group from the same archive and "
                     "variant"
                 )
+
+
+def _places(theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> list[int]:
+    """The place among ``ours`` of each of a peer's groups, -1 where there is none.
+
+    Several communicators may join the same ranks: the peer's second one is the second one here.
+    """
+    free = {tuple(group): [place for place, own in enumerate(ours) if own == group] for group in theirs}
+    return [free[tuple(group)].pop(0) if free[tuple(group)] else -1 for group in theirs]
 
 
 def _match(a: list[int], b: list[int]) -> bool:

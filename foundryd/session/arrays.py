@@ -11,6 +11,8 @@ import numpy as np
 
 from foundryd.errors import ArchiveFormatError, CaptureError
 
+_SCALARS = (type(None), bool, int, float, str, bytes)
+
 
 @dataclass(frozen=True)
 class DeviceArray:
@@ -44,20 +46,25 @@ class DeviceArray:
 
 
 def encode_outputs(outputs: Any) -> Any:
-    """Turns nested tuples, lists and dicts of ``DeviceArray`` and scalars into what msgpack holds."""
-    if outputs is None or isinstance(outputs, bool | int | float | str | bytes):
+    """Turns nested tuples, lists and dicts of ``DeviceArray`` and scalars into what msgpack holds.
+
+    Raises ``CaptureError`` for anything that would not come back as it went: subclasses, such as named tuples, too.
+    """
+    kind = type(outputs)
+    if kind in _SCALARS and (kind is not int or -(2**63) <= outputs < 2**64):
         return {"v": outputs}
-    if isinstance(outputs, DeviceArray):
+    if kind is DeviceArray:
         return {"a": [outputs.address, list(outputs.shape), outputs.dtype]}
-    if isinstance(outputs, tuple):
+    if kind is tuple:
         return {"t": [encode_outputs(o) for o in outputs]}
-    if isinstance(outputs, list):
+    if kind is list:
         return {"l": [encode_outputs(o) for o in outputs]}
-    if isinstance(outputs, dict) and all(isinstance(k, str) for k in outputs):
+    if kind is dict and all(type(k) is str for k in outputs):
         return {"d": {k: encode_outputs(o) for k, o in outputs.items()}}
+    what = f"the {outputs.bit_length()}-bit int {outputs}" if kind is int else f"a {kind.__name__}"
     raise CaptureError(
-        f"a captured function returned a {type(outputs).__name__}, which an archive cannot hold: "
-        "return DeviceArray, numbers, text, or tuples, lists and dicts of them"
+        f"a captured function returned {what}, which an archive cannot hold: return DeviceArray, numbers of 64 bits, "
+        "text, or plain tuples, lists and dicts of them"
     )
 
 

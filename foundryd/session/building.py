@@ -179,17 +179,21 @@ class BuiltGraph:
         """Takes the executable of ``other`` and changes it into this graph's; False if the driver refuses the change.
 
         The executable may be in flight: an update reaches later launches only (the driver's manual, cuGraphExecUpdate;
-        row ``flight.updated`` of the conformance tests).
+        row ``flight.updated`` of the conformance tests).  However this ends, ``other`` does not get it back, since
+        nobody knows what a change that did not come to its end has made of it.
         """
         if other._flags != self._flags:
             return False
+        executable, other._executable = other._executable, None
         try:
-            call("cuGraphExecUpdate", other._executable, driver.CUgraph(self._graph))
-        except DriverCallFailed as error:
-            if error.code != driver.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE:
-                raise
-            return False
-        self._executable, other._executable = other._executable, None
+            call("cuGraphExecUpdate", executable, driver.CUgraph(self._graph))
+        except BaseException as error:
+            call("cuGraphExecDestroy", executable)
+            refused = driver.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+            if isinstance(error, DriverCallFailed) and error.code == refused:
+                return False
+            raise
+        self._executable = executable
         return True
 
     def set_kernel_params(self, params: np.ndarray, which: np.ndarray) -> None:
@@ -209,13 +213,15 @@ class BuiltGraph:
 
     def drop_executable(self) -> None:
         """Destroys the executable; one that is in flight ends first, as the manual says of cuGraphExecDestroy."""
-        if self._executable is not None:
-            call("cuGraphExecDestroy", self._executable)
-            self._executable = None
+        executable, self._executable = self._executable, None
+        if executable is not None:
+            call("cuGraphExecDestroy", executable)
 
     def close(self) -> None:
         """Destroys executable and graph."""
-        self.drop_executable()
-        if self._graph is not None:
-            self._hook.destroy_graph(self._graph)
-            self._graph = None
+        try:
+            self.drop_executable()
+        finally:
+            graph, self._graph = self._graph, None
+            if graph is not None:
+                self._hook.destroy_graph(graph)

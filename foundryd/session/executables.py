@@ -9,22 +9,28 @@ lets launches go on that began while it built.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foundryd.errors import DeadlineExceeded, FoundrydError, RestoreError, UsageError
+from foundryd.errors import ArchiveFormatError, DeadlineExceeded, FoundrydError, RestoreError, UsageError
 from foundryd.session.building import BuiltGraph
 from foundryd.session.driver import call, driver_ms, made_current, relaxed_capture
 from foundryd.session.policy import RestorePolicy
 
 log = logging.getLogger(__name__)
 
+_alive: weakref.WeakSet[Executables] = weakref.WeakSet()
+
 DEADLINE = 60.0  # seconds for what takes milliseconds: the graph in the making, or the end of the thread
+
+_SIGNALS = 100  # exceptions of signals' handlers that may come while it is noted what was made
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,6 @@ class RestoredGraph:
         self.order = order
         self.built: BuiltGraph | None = None
         self.ready = False  # it has an executable, and nobody is about to take it
-        self.launching = 0
         self.last_used = 0
         self._executables = executables
 
@@ -63,6 +68,16 @@ class RestoredGraph:
         Raises ``RestoreError`` and its kinds if the graph has no executable yet and gets none.
         """
         self._executables.launch(self, stream)
+
+
+@dataclass(eq=False)
+class _Making:
+    """Who gets an executable, for which launch if for any, and whose it was if it is another's."""
+
+    graph: RestoredGraph
+    turn: int | None = None
+    donor: RestoredGraph | None = None
+    begun: bool = False
 
 
 class Executables:
@@ -96,7 +111,13 @@ class Executables:
         self._policy = policy
         self._who = who
         self._extra = extra
-        by_key = {member.key: member for member in members}
+        by_key: dict[Any, Member] = {}
+        for member in members:
+            if by_key.setdefault(member.key, member) is not member:
+                raise ArchiveFormatError(
+                    f"the archive has two graphs with the key {member.key!r}, numbers {by_key[member.key].place} and "
+                    f"{member.place}: capture again, with a key of its own for each"
+                )
         first, rest = policy.arrange([member.key for member in members])
         self.graphs = {key: RestoredGraph(by_key[key], self, order) for order, key in enumerate([*first, *rest])}
         self._first = [self.graphs[key] for key in first]
@@ -110,22 +131,26 @@ class Executables:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._closed = False
+        # Graphs whose launches have not returned, by turn.  They leave without the lock, so that nothing can come
+        # between, and enter without it once all is settled: who looks has to copy, and who waits has to look again.
+        self._under_way: dict[int, RestoredGraph] = {}
+        self._turns = itertools.count(1)
         self._stop = False  # the background is to end
         # Once every graph has an executable of its own that nobody can take, a replay is a launch and nothing else.
         self._settled = False
-        # All below is under the lock.
-        self._condition = threading.Condition(threading.Lock())
-        self._making: RestoredGraph | None = None
+        # All below is under the lock, which is taken as such: a signal's exception may come between a condition's
+        # taking it and the block.
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._making: _Making | None = None
         self._demands = 0  # replays that wait to make an executable
-        self._ready = 0  # graphs with an executable
-        self._turn = 0  # launches so far
-        self._under_way: set[int] = set()  # turns of launches that have not returned
+        self._ready: set[RestoredGraph] = set()
+        _alive.add(self)
 
     def build_first(self) -> None:
         """Gives the first graphs their executables; raises what building one raises."""
         for graph in self._first:
-            with self._condition:
-                self._make(graph)
+            self._make(_Making(graph), lambda: True)
 
     def start(self) -> None:
         """Starts the background, if the policy has one and it has something to do."""
@@ -144,107 +169,111 @@ class Executables:
         if self._thread is not None:
             self._thread.join(deadline)
             if self._thread.is_alive():
-                raise DeadlineExceeded(
-                    f"{self._who} built {self._ready} of {len(self.graphs)} graphs in {deadline:.0f} s: wait longer"
-                )
+                built = f"{len(self._ready)} of {len(self.graphs)} graphs"
+                raise DeadlineExceeded(f"{self._who} built {built} in {deadline:.0f} s: wait longer")
         for error in list(self.failures.values()):
             raise error
 
     def launch(self, graph: RestoredGraph, stream: int) -> None:
         """Launches a graph, which gets an executable now if it has none."""
-        if self._settled:
-            assert graph.built is not None
-            graph.built.launch(stream)
-            return
-        with self._condition:
-            self._check_open(graph)
-            if not graph.ready:
-                self._obtain(graph)
-            built = graph.built
-            assert built is not None
-            graph.launching += 1
-            self._turn += 1
-            turn = graph.last_used = self._turn
-            self._under_way.add(turn)
+        turn, built = next(self._turns), None
         try:
+            if self._settled:
+                # Closing looks at these two the other way round, so one of both sees the other.
+                self._under_way[turn] = graph
+                built = graph.built if self._settled else None
+            if built is None:
+                built = self._ready_to_launch(graph, turn)
             built.launch(stream)
         finally:
-            with self._condition:
-                graph.launching -= 1
-                self._under_way.discard(turn)
-                self._condition.notify_all()
+            self._under_way.pop(turn, None)
+            if not self._settled:
+                with self._lock:
+                    self._condition.notify_all()
 
     def close(self) -> None:
         """Ends the background and destroys every executable and graph.
 
         Raises ``DeadlineExceeded``, and destroys nothing, if a graph is still in the making then; to be called again.
+        Raises what destroying one raises, after all others were.
         """
-        with self._condition:
+        with self._lock:
             self._closed = True
             self._settled = False
         self._stop_background()
-        with self._condition:
-            idle = self._condition.wait_for(lambda: self._making is None and not self._under_way, DEADLINE)
-            if not idle or (self._thread is not None and self._thread.is_alive()):
+        failed: Exception | None = None
+        with self._lock:
+            end = time.monotonic() + DEADLINE
+            while (busy := self._making is not None or bool(self._under_way)) and time.monotonic() < end:
+                self._condition.wait(0.01)
+            if busy or (self._thread is not None and self._thread.is_alive()):
                 raise DeadlineExceeded(
                     f"{self._who} still builds or launches a graph {DEADLINE:.0f} s after its graphs were to be "
                     "closed: look at what the driver does, and close again"
                 )
             for graph in self.graphs.values():
-                if graph.built is not None:
-                    graph.ready = False
-                    graph.built.close()
-                    graph.built = None
-            self._ready = 0
+                built, graph.built = graph.built, None
+                self._mark(graph, False)
+                try:
+                    if built is not None:
+                        built.close()
+                except FoundrydError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
-    # --- under the lock ----------------------------------------------------------------------------------------------
-
-    def _obtain(self, graph: RestoredGraph) -> None:
-        """Gives a graph an executable for a replay: waits for who makes one, or makes it; the lock is held."""
-        self._demands += 1
+    def _ready_to_launch(self, graph: RestoredGraph, turn: int) -> BuiltGraph:
+        """The graph with an executable that nobody takes while this launch is under way."""
+        making = _Making(graph, turn)
         try:
-            in_time = self._condition.wait_for(
-                lambda: self._closed or graph.ready or (self._making is None and self._has_room()), DEADLINE
-            )
-        finally:
-            self._demands -= 1
-            self._condition.notify_all()
-        self._check_open(graph)
-        if graph.ready:
-            return
-        if not in_time:
-            made = "none" if self._making is None else repr(self._making.key)
-            raise DeadlineExceeded(
-                f"{self._who} could not begin to build graph {graph.key!r} within {DEADLINE:.0f} s, graph {made} being "
-                "in the making: look at what the driver does"
-            )
-        try:
-            self._make(graph)
+            self._make(making, lambda: self._may_make(graph, turn))
         except Exception as error:
+            if not making.begun:
+                raise
             raise self._failure(graph, "replay", error) from error
+        assert graph.built is not None
+        return graph.built
 
-    def _make(self, graph: RestoredGraph) -> None:
-        """Gives a graph an executable; the lock is held, but not while the driver works."""
-        donor = None
-        if self._ready >= self._limit:
-            donor = self._donor(graph)
-            donor.ready = False
-            self._ready -= 1
-        self._making = graph
-        self._condition.release()
+    def _make(self, making: _Making, wanted: Callable[[], bool]) -> bool:
+        """Gives a graph an executable, if ``wanted`` says so under the lock, where it may wait; takes the lock.
+
+        What happened is noted however this ends: a signal's exception may come anywhere.
+        """
+        graph, tries, interrupt = making.graph, 0, None
         try:
+            with self._lock:
+                if not wanted():
+                    return False
+                self._making, making.begun = making, True
+                if len(self._ready) >= self._limit:
+                    making.donor = self._donor(graph)
+                    self._mark(making.donor, False)
             with made_current(self._context), relaxed_capture():
-                self._give_executable(graph, donor)
+                self._give_executable(graph, making.donor)
         finally:
-            self._condition.acquire()
-            self._making = None
-            for one in (graph, donor):
-                if one is not None and not one.ready and one.built is not None and one.built.executable:
-                    one.ready = True
-                    self._ready += 1
-            self._settled = self._ready == len(self.graphs) and not self._closed
-            self._condition.notify_all()
+            # No call may stand between here and the block that catches.
+            while self._making is making and tries < _SIGNALS:
+                tries += 1
+                try:
+                    self._note(making)
+                except BaseException as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
         self.failures.pop(graph.key, None)
+        return True
+
+    def _note(self, making: _Making) -> None:
+        """Notes who has an executable now, and that nobody is in the making; may be called again."""
+        with self._lock:
+            for one in (making.graph, making.donor):
+                if one is not None:
+                    self._mark(one, one.built is not None and one.built.executable)
+            if making.graph.ready and making.turn is not None:
+                self._enter(making.graph, making.turn)
+            self._settled = len(self._ready) == len(self.graphs) and not self._closed
+            self._condition.notify_all()
+            self._making = None
 
     def _give_executable(self, graph: RestoredGraph, donor: RestoredGraph | None) -> None:
         if graph.built is None:
@@ -257,15 +286,57 @@ class Executables:
             donor.built.drop_executable()
         graph.built.instantiate()
 
+    # --- under the lock ----------------------------------------------------------------------------------------------
+
+    def _may_make(self, graph: RestoredGraph, turn: int) -> bool:
+        """Waits until a graph is ready, which then is about to be launched (False), or may be made for a replay."""
+        self._check_open(graph)
+        self._demands += 1
+        try:
+            in_time = graph.ready or self._condition.wait_for(
+                lambda: self._closed or graph.ready or (self._making is None and self._has_room()), DEADLINE
+            )
+        finally:
+            self._demands -= 1
+            self._condition.notify_all()
+        self._check_open(graph)
+        if graph.ready:
+            self._enter(graph, turn)
+            return False
+        if not in_time:
+            made = "none" if self._making is None else repr(self._making.graph.key)
+            raise DeadlineExceeded(
+                f"{self._who} could not begin to build graph {graph.key!r} within {DEADLINE:.0f} s, graph {made} being "
+                "in the making: look at what the driver does"
+            )
+        return True
+
+    def _enter(self, graph: RestoredGraph, turn: int) -> None:
+        graph.last_used = next(self._turns)
+        self._under_way[turn] = graph
+
+    def _mark(self, graph: RestoredGraph, ready: bool) -> None:
+        graph.ready = ready
+        (self._ready.add if ready else self._ready.discard)(graph)
+
     def _has_room(self) -> bool:
-        return self._ready < self._limit or any(g.ready and not g.launching for g in self.graphs.values())
+        return len(self._ready) < self._limit or bool(self._idle())
+
+    def _idle(self) -> list[RestoredGraph]:
+        """Graphs with an executable that nobody is launching."""
+        launching = {graph.order for graph in list(self._under_way.values())}
+        return [graph for graph in self._ready if graph.order not in launching]
 
     def _donor(self, graph: RestoredGraph) -> RestoredGraph:
         """Whose executable is given up: nobody is launching it, its template is the same if possible, LRU."""
-        idle = [g for g in self.graphs.values() if g.ready and not g.launching]
-        return min(idle, key=lambda g: (g.member.template != graph.member.template, g.last_used, -g.order))
+        return min(self._idle(), key=lambda g: (g.member.template != graph.member.template, g.last_used, -g.order))
 
     def _check_open(self, graph: RestoredGraph) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"graph {graph.key!r} belongs to process {self._process}, from which this one was forked: replay it "
+                "there, or start a process of its own instead of forking"
+            )
         if self._closed:
             raise UsageError(f"graph {graph.key!r} was closed with its session: replay graphs before that")
 
@@ -273,7 +344,7 @@ class Executables:
 
     def _build_rest(self) -> None:
         started, spent = time.monotonic(), driver_ms()
-        before = self._ready
+        before = len(self._ready)
         try:
             for graph in self._rest:
                 try:
@@ -287,24 +358,27 @@ class Executables:
             self.background_driver_ms = driver_ms() - spent
             self.background_ms = (time.monotonic() - started) * 1000
             atexit.unregister(self._at_exit)
-        built, ms = self._ready - before, self.background_ms
+        built, ms = len(self._ready) - before, self.background_ms
         log.info("%s built %d more graphs in %.0f ms", self._who, built, ms, extra=self._extra)
 
     def _build_next(self, graph: RestoredGraph) -> bool:
         """Builds one graph when no replay needs the driver more; False if there is nothing more to do."""
-        with self._condition:
-            turn = self._turn
+        more = True
+
+        def wanted() -> bool:
+            nonlocal more
+            before = next(self._turns)
             # Without a deadline of its own: a launch or a building that hangs is reported by who waits for it, and
             # closing ends this.
             while not self._stop and (
-                self._making is not None or self._demands or any(t <= turn for t in self._under_way)
+                self._making is not None or self._demands or any(turn < before for turn in list(self._under_way))
             ):
                 self._condition.wait(1.0)
-            if self._stop or self._ready >= self._limit:
-                return False
-            if not graph.ready:
-                self._make(graph)
-            return True
+            more = not self._stop and len(self._ready) < self._limit
+            return more and not graph.ready
+
+        self._make(_Making(graph), wanted)
+        return more
 
     def _failure(self, graph: RestoredGraph, phase: str, error: Exception) -> RestoreError:
         kind = type(error) if isinstance(error, RestoreError) else RestoreError
@@ -312,13 +386,31 @@ class Executables:
         return kind(f"{self._who} could not build graph {graph.key!r} in phase {phase!r}: {text}")
 
     def _at_exit(self) -> None:
-        """Ends the thread before the interpreter ends; a forked child has none, and maybe a lock that nobody frees."""
+        """Ends the thread before the interpreter ends; a forked child has none."""
         if os.getpid() == self._process:
             self._stop_background()
 
+    def _forked(self) -> None:
+        """In a child nothing of the driver's is there, nor the background, which may have had the lock."""
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._closed, self._settled, self._thread, self._making = True, False, None, None
+        self._under_way.clear()
+        for graph in self.graphs.values():
+            graph.built = None
+            self._mark(graph, False)
+
     def _stop_background(self) -> None:
-        with self._condition:
+        with self._lock:
             self._stop = True
             self._condition.notify_all()
         if self._thread is not None:
             self._thread.join(DEADLINE)
+
+
+def _after_fork() -> None:
+    for executables in list(_alive):
+        executables._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

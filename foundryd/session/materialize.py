@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from foundryd.archive import index as ix
 from foundryd.archive.format import image_section
 from foundryd.archive.members import block_bytes
 from foundryd.archive.reader import ArchiveReader
-from foundryd.errors import LayoutDiverged, WindowMissing
+from foundryd.errors import DeadlineExceeded, LayoutDiverged, WindowMissing
 from foundryd.rankpatch.plan import Plan
 from foundryd.session import communicators
 from foundryd.session.arena import ARENAS
@@ -72,6 +74,7 @@ class Materializer:
         self._bindings: Bindings | None = None
         self._needs: list[Needs] = []  # of each of the first graphs
         self._small = SmallGraphs(hook)
+        self._process = os.getpid()
         self._slots = np.zeros(0, np.uint32)
         self._members = MemberBlocks(reader, variant, plan)
         self.executables: Executables | None = None
@@ -149,10 +152,21 @@ class Materializer:
         return executables.graphs
 
     def close(self) -> None:
-        """Executables, graphs, small graphs, in this order; modules stay, for work may still be in flight."""
-        if self.executables is not None:
-            self.executables.close()
-        self._small.close()
+        """Executables, graphs, small graphs, in this order; modules stay, for work may still be in flight.
+
+        Raises what ``Executables.close`` raises, after which the small graphs stay too if it was ``DeadlineExceeded``.
+        In a forked child there is nothing of the driver's to destroy.
+        """
+        if os.getpid() != self._process:
+            return
+        with ExitStack() as last:
+            last.callback(self._small.close)
+            if self.executables is not None:
+                try:
+                    self.executables.close()
+                except DeadlineExceeded:
+                    last.pop_all()
+                    raise
 
     def _build(self, member: Member) -> BuiltGraph:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""

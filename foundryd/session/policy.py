@@ -69,14 +69,15 @@ class RestorePolicy:
                 "executables, or name those that come first"
             )
         rest = dict.fromkeys([*_known(self.then, keys), *keys])
-        return first, [key for key in rest if key not in set(first)]
+        early = set(first)
+        return first, [key for key in rest if key not in early]
 
 
 def _known(wanted: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
     """``wanted`` as the archive's keys, each once."""
-    frozen = dict.fromkeys(freeze_key(key) for key in wanted)
+    frozen, known = dict.fromkeys(freeze_key(key) for key in wanted), set(keys)
     for key in frozen:
-        if key not in keys:
+        if key not in known:
             raise NotInArchiveError(
                 f"the restore policy names {key!r}, which is not among the archive's {len(keys)} graphs: name keys "
                 "that were captured"

@@ -16,7 +16,15 @@ from foundryd._native import _hook
 from foundryd.archive import identity
 from foundryd.archive.identity import Provider
 from foundryd.archive.reader import ArchiveReader
-from foundryd.errors import AttachTooLate, FoundrydError, HookMissing, LeaseLost, NotInArchiveError, UsageError
+from foundryd.errors import (
+    AttachTooLate,
+    DeadlineExceeded,
+    FoundrydError,
+    HookMissing,
+    LeaseLost,
+    NotInArchiveError,
+    UsageError,
+)
 from foundryd.faults import fault
 from foundryd.logs import attach_field, set_up_rank
 from foundryd.rankpatch.mesh import Mesh
@@ -100,9 +108,10 @@ def _agreement(store: Store, config: Settings, deadline: float) -> Agreement:
     return Agreement(store, config.rank, config.world_size, scope=f"{config.group}/0", deadline=deadline)
 
 
-def give_up(store: Store, config: Settings, error: FoundrydError) -> None:
+def give_up(store: Store, config: Settings, error: BaseException) -> None:
     """Tells the other ranks that this one does not restore, so that none of them does."""
-    _agreement(store, config, 0.0).fail(_PHASES, str(error))
+    reason = str(error) if isinstance(error, FoundrydError) else f"its restore ended with {error!r}"
+    _agreement(store, config, 0.0).fail(_PHASES, reason)
 
 
 class Session:
@@ -180,12 +189,13 @@ class Session:
         policy = RestorePolicy.from_settings(self._config) if policy is None else policy
         try:
             self._restore(agreement, connect, policy)
-        except FoundrydError as error:
-            cause = error if agreement is None else agreement.blame(_PHASES, error)
+        except BaseException as error:
+            # Whatever it is, an interrupt or an error of ``connect`` too: nobody waits for this rank, nothing stays.
+            cause = agreement.blame(_PHASES, error) if agreement and isinstance(error, FoundrydError) else error
             if store is not None and self.plan.world > 1:
-                give_up(store, self._config, cause)
-            self._teardown()
-            self._hook.release_held()
+                self._undo(lambda: give_up(store, self._config, cause))
+            self._undo(self._teardown)
+            self._undo(self._hook.release_held)
             if cause is error:
                 raise
             raise cause from error
@@ -261,11 +271,20 @@ class Session:
     def close(self) -> None:
         """Destroys the restored graphs and ends the lease.
 
-        Raises ``DeadlineExceeded``, and keeps both, if the driver does not come back from building a graph.
+        Raises ``DeadlineExceeded``, and keeps both, if the driver does not come back from building a graph; and what
+        destroying a graph raises, after all else is let go.
         """
-        self._teardown()
+        failed: FoundrydError | None = None
+        try:
+            self._teardown()
+        except DeadlineExceeded:
+            raise
+        except FoundrydError as error:
+            failed = error
         self._reader.close()
         self._attachment.close()
+        if failed is not None:
+            raise failed
 
     def _agreement(self, store: Store | None, deadline: float) -> Agreement | None:
         if self.plan.world == 1:
@@ -311,10 +330,21 @@ class Session:
 
     def _teardown(self) -> None:
         self.restored = False
-        if self._materializer is not None:
-            self._materializer.close()
-            self._materializer = None
+        materializer, self._materializer = self._materializer, None
+        if materializer is not None:
+            try:
+                materializer.close()
+            except DeadlineExceeded:
+                self._materializer = materializer
+                raise
         self._graphs = {}
+
+    def _undo(self, step: Callable[[], None]) -> None:
+        """A step back after an error, which is the one to raise whatever else fails now."""
+        try:
+            step()
+        except Exception as error:
+            log.error("a restore that failed cannot be undone: %s", error, extra=attach_field(self.attach_id))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -56,3 +56,34 @@ def test_one_that_graphs_use_and_nobody_made_is_named(e2e, worlds, pair):
     assert {r.fallback[0] for r in ranks} <= {"communicator", "peer_failed"}
     message = "communicator 0 of the archive, over ranks [0, 1], was not declared here"
     assert any(message in r.fallback[1] for r in ranks)
+
+
+BACKWARDS = """
+import sys
+from foundryd.demo import engine
+from foundryd.demo.nccl import Communicator
+from foundryd.demo.worker import main
+
+def backwards(self, axis, store, timeout):
+    ranks = self.config.mesh.group(self.rank, (axis,))[::-1]
+    communicator = Communicator(ranks, self.rank, axis, store, timeout)
+    self.graphs.declare_communicator(communicator.handle, ranks)
+    return communicator
+
+engine.Engine._communicator = backwards
+sys.exit(main())
+"""
+
+
+def test_one_whose_ranks_do_not_ascend_is_restored(e2e, worlds, tmp_path):
+    config = e2e.config_of("tp=2")
+    python, isolated, _, _, *flags = e2e.worker_command(config)
+    engine = [python, isolated, "-c", BACKWARDS, *flags]
+    captured = e2e.capture_archive(tmp_path / "backwards.foundry", config, engine=engine)
+    ranks = worlds.run(config, captured.env(), every=e2e.Change(program=BACKWARDS))
+    assert e2e.right_tokens(config, ranks)
+    assert [rank.result["fallback"] for rank in ranks] == [None, None]
+    # And it is not taken for one whose ranks do.
+    ranks = worlds.run(config, captured.env())
+    assert e2e.right_tokens(config, ranks)
+    assert {rank.fallback[0] for rank in ranks} <= {"communicator", "peer_failed"}

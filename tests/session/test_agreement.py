@@ -157,8 +157,22 @@ def test_groups_are_compared_by_their_ranks_and_not_by_their_places():
     check_op_lists(mine, 0, [mine, [theirs[0], theirs[1][:1]], other])
 
 
+def test_communicators_over_the_same_ranks_are_told_apart_by_their_order():
+    """A group for tensors and one for experts often join the same ranks."""
+    groups = {0: (0, 1, 2), 3: (0, 1), 4: (0, 1), 6: (1, 0), 7: (0, 1)}
+    rows = [{"communicator": c, "group": g, "count": 8 + c} for g, c in enumerate((4, 3, 7, 0, 6, 3, 4))]
+    mine = describe_ops(ops(*rows), groups.__getitem__)
+    outside = describe_ops(ops(rows[3]), groups.__getitem__)
+    for rank in (0, 1, 2):
+        lists = [mine, mine, outside]
+        check_op_lists(lists[rank], rank, msgpack.unpackb(msgpack.packb(lists)))
+    swapped = [mine[0], [[{1: 2, 2: 1}.get(op[0], op[0]), *op[1:]] for op in mine[1]]]
+    with pytest.raises(OpListMismatch, match="collective 0 that ranks 0 and 1 share"):
+        check_op_lists(mine, 0, [mine, swapped, outside])
+
+
 @pytest.mark.parametrize(
-    "published", [None, 3, [], [[[0, 1]]], [[[0, 1]], [[1, 0, 7, 0, 8, 0]]], [[[0, 1], 0, 7, 0, 8, 0]] * 2]
+    "published", [None, 3, [], [[0], []], [[[0, 1]]], [[[0, 1]], [[1, 0, 7, 0, 8, 0]]], [[[0, 1], 0, 7, 0, 8, 0]] * 2]
 )
 def test_a_list_of_another_build_is_refused(published):
     mine = describe_ops(ops({"kind": 0, "count": 8}), lambda _: (0, 1))

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from enum import IntEnum
+from typing import NamedTuple
+
 import msgpack
 import numpy as np
 import pytest
@@ -39,6 +43,32 @@ def test_outputs_come_back_as_they_went(value):
 @pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.zeros(2)])
 def test_what_an_archive_cannot_hold_is_refused_by_its_type(value):
     with pytest.raises(CaptureError, match=r"set|object|dict|ndarray"):
+        encode_outputs(value)
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(1, 2),
+        [Pair(1, 2)],
+        OrderedDict(a=1),
+        {Level.HIGH.name: Level.HIGH},
+        np.float64(1.5),
+        1 << 64,
+        -(1 << 63) - 1,
+    ],
+)
+def test_what_would_come_back_as_something_else_or_not_at_all_is_refused_when_it_is_captured(value):
+    with pytest.raises(CaptureError, match=r"Pair|OrderedDict|Level|float64|6\d-bit int"):
         encode_outputs(value)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,16 @@ def test_every_key_has_one_place_and_the_wanted_ones_come_early(first, then):
     assert rest[: len(early)] == early
     late = rest[len(early) :]
     assert late == sorted(late, key=KEYS.index)
+
+
+def test_thousands_of_graphs_are_put_in_order_at_once():
+    """An engine with a graph for each piece of its model and each batch has so many."""
+    keys = [("PIECE", piece, tokens, 0) for tokens in range(100) for piece in range(60)]
+    begun = time.monotonic()
+    assert RestorePolicy("all").arrange(keys) == (keys, [])
+    assert RestorePolicy(keys[::-1]).arrange(keys) == (keys[::-1], [])
+    assert RestorePolicy((), keys[::-1]).arrange(keys) == ([], keys[::-1])
+    assert time.monotonic() - begun < 0.5
 
 
 def test_keys_may_be_lists_as_they_are_in_json():
