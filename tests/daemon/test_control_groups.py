@@ -19,7 +19,13 @@ def limited(group, runtime_dir, tiny):
     """A daemon inside the group, without archives."""
     group.limit(LIMIT)
     started = start_daemon(runtime_dir, [], program=group.program(tiny.__file__), timeout=20)
-    yield group
+    counted = group.used
+    if counted > MIB:
+        yield group
+    else:
+        started.process.kill()
+        started.process.wait()
+        pytest.skip(f"a control group here counts {counted} bytes for a daemon")
     assert started.process.poll() is None, "the daemon was killed"
     started.process.kill()
     started.process.wait()
