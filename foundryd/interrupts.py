@@ -19,8 +19,8 @@ def uninterrupted() -> Iterator[None]:
 
     For the start of a process: a handler that raises amid it would leave a process that nobody knows and nobody ends.
     And for the end of all of them, when somebody asks twice.  The block has to be short, and inside of what ends the
-    process.  Threads other than the main one run no
-    handlers, and nothing changes for them; nor do processes that are started inside inherit anything.
+    process.  Threads other than the main one run no handlers, and nothing changes for them; nor do processes that are
+    started inside inherit anything.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

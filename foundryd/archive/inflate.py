@@ -26,11 +26,6 @@ def inflated_size(reader: ArchiveReader) -> int:
     return _plan(reader)[1].file_length
 
 
-def inflating_bytes(reader: ArchiveReader) -> int:
-    """Bytes of memory that ``inflate`` into a memfd takes at most, the memfd included."""
-    return inflated_size(reader) + reader.decoding_bytes
-
-
 def inflate(reader: ArchiveReader, target: int | HasFileno) -> int:
     """Writes the same archive, every section raw, into ``target``, and returns its size.
 
@@ -44,7 +39,7 @@ def inflate(reader: ArchiveReader, target: int | HasFileno) -> int:
     ArchiveDigestError, ArchiveFormatError
         A section is damaged; what is in ``target`` then is not an archive.
     """
-    reader.forget()  # what was decoded before, so that inflating takes no more than it says
+    reader.forget()  # what was decoded before, so that no more than ``decoding_bytes`` are taken beside ``target``
     fd = target if isinstance(target, int) else target.fileno()
     frame, header, directory = _plan(reader)
     try:

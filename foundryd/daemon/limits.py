@@ -9,7 +9,6 @@ checked up front.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from foundryd.errors import NotEnoughMemory
@@ -18,6 +17,8 @@ from foundryd.errors import NotEnoughMemory
 SLACK = 32 << 20
 # Of that, what plans have to leave.
 SPARE = 8 << 20
+
+GOOD_FOR = 1.0  # seconds that a look at the system serves plans
 
 
 def available(root: Path = Path("/")) -> tuple[int, str]:
@@ -43,18 +44,17 @@ def check(size: int, what: str, *, room: tuple[int, str], spare: int = SLACK) ->
 class Room:
     """What many small allocations may take, without a look at the system before each.
 
-    It looks again once a second, and when what it knows of is used up.
+    It looks again every ``GOOD_FOR`` seconds, and when what it knows of is used up.
     """
 
-    def __init__(self, look: Callable[[], tuple[int, str]] = available, *, every: float = 1.0) -> None:
-        self._look, self._every = look, every
+    def __init__(self) -> None:
         self._left, self._limit = 0, ""
         self._looked = float("-inf")
 
     def check(self, size: int, what: str) -> None:
         """Raises ``NotEnoughMemory`` when ``size`` bytes for ``what`` do not fit beside what has to be spared."""
-        if size + SPARE > self._left or time.monotonic() - self._looked > self._every:
-            self._left, self._limit = self._look()
+        if size + SPARE > self._left or time.monotonic() - self._looked > GOOD_FOR:
+            self._left, self._limit = available()
             self._looked = time.monotonic()
         check(size, what, room=(self._left, self._limit), spare=SPARE)
 

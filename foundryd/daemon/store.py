@@ -207,8 +207,9 @@ class Store:
             return next((r for r in self._residents.values() if r.digest == digest), None)
 
     def _inflate(self, reader: Reader, path: Path, name: str, digest: str) -> Resident:
-        limits.check(self.tools.inflating_bytes(reader), f"inflating the archive {path}", room=self._room())
         size = self.tools.inflated_size(reader)
+        needed = size + self.tools.decoding_bytes(reader)
+        limits.check(needed, f"inflating the archive {path}", room=self._room())
         memory = Sealed.create(f"foundryd:{name}", size, lambda fd: self.tools.inflate(reader, fd))
         try:
             fault("map")

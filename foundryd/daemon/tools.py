@@ -35,7 +35,7 @@ class ArchiveTools:
         first one's archive would have written; ``verify`` of the second one then tells that all bytes are those.
     digest : hexadecimal digest that names the content of a reader's archive.
     verify : raises ``ArchiveError`` unless every byte of the reader's archive is what was written.
-    verifying_bytes, inflating_bytes : bytes of memory that these take at most, what is written included.
+    verifying_bytes, decoding_bytes : bytes that verifying takes at most, and inflating beside what it writes.
     inflated_size, inflate : bytes of the inflated archive, and writing it to a descriptor of that size.
     compute_plan : bytes of the plan of (reader, variant name, rank), in pieces.
     """
@@ -47,7 +47,7 @@ class ArchiveTools:
     digest: Callable[[Any], str]
     verify: Callable[[Any], object]
     verifying_bytes: Callable[[Any], int]
-    inflating_bytes: Callable[[Any], int]
+    decoding_bytes: Callable[[Any], int]
     inflated_size: Callable[[Any], int]
     inflate: Callable[[Any, int], object]
     compute_plan: Callable[[Any, str, int], Sequence[bytes | memoryview]]
@@ -55,7 +55,7 @@ class ArchiveTools:
     @classmethod
     def default(cls) -> ArchiveTools:
         """Those of ``foundryd.archive`` and ``foundryd.rankpatch``; imported here since they pull in native code."""
-        from foundryd.archive.inflate import check_inflated, inflate, inflated_size, inflating_bytes
+        from foundryd.archive.inflate import check_inflated, inflate, inflated_size
         from foundryd.archive.reader import ArchiveReader
         from foundryd.archive.verify import verify
         from foundryd.rankpatch.plan import compute_plan
@@ -68,7 +68,7 @@ class ArchiveTools:
             digest=lambda reader: reader.content_digest,
             verify=verify,
             verifying_bytes=lambda reader: reader.reading_bytes,
-            inflating_bytes=inflating_bytes,
+            decoding_bytes=lambda reader: reader.decoding_bytes,
             inflated_size=inflated_size,
             inflate=inflate,
             compute_plan=lambda reader, variant, rank: compute_plan(reader, variant, rank).pieces(),

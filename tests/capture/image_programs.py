@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,3 +264,13 @@ def programs(draw: st.DrawFn) -> Program:
         draw(st.sampled_from([16, 1024])),
         draw(st.booleans()),
     )
+
+
+def damaged(image: bytes, changes: Sequence[tuple[int, int]], lost: int) -> bytes:
+    """An image with bytes changed, which (place, value) say; every third ``lost`` takes bytes off its end, too."""
+    broken = bytearray(image)
+    for at, value in changes:
+        broken[at % len(broken)] = value
+    if lost % 3 == 0:
+        del broken[len(broken) - lost % len(broken) :]
+    return bytes(broken)

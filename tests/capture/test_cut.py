@@ -26,7 +26,7 @@ from foundryd.errors import UnreadableImage
 sys.path.insert(0, str(Path(__file__).parent))
 import image_builder as ib
 from image_builder import Cubin, Symbol
-from image_programs import BY_ADDRESS, DIRECT, HEADER, LEFT, SYMBOL, TAKEN, Parts, Program, programs
+from image_programs import BY_ADDRESS, DIRECT, HEADER, LEFT, SYMBOL, TAKEN, Parts, Program, damaged, programs
 
 
 def refusal(image: bytes, used: set[str]) -> str:
@@ -291,13 +291,9 @@ def test_images_of_the_software_driver_are_not_cut() -> None:
     st.integers(0, 4000),
 )  # fmt: skip
 def test_a_damaged_file_is_cut_or_refused(image: bytes, changes: list[tuple[int, int]], lost: int) -> None:
-    broken = bytearray(image)
-    for at, value in changes:
-        broken[at % len(broken)] = value
-    if lost % 3 == 0:
-        del broken[len(broken) - lost % len(broken) :]
+    broken = damaged(image, changes, lost)
     with contextlib.suppress(UnreadableImage):
-        left = without_unused(bytes(broken), {"a"})
+        left = without_unused(broken, {"a"})
         assert len(left) <= len(broken)
         assert elf.loadable(left)
         assert without_unused(left, {"a"}) == left

@@ -25,7 +25,7 @@ from foundryd.errors import UnreadableImage
 sys.path.insert(0, str(Path(__file__).parent))
 import image_builder as ib
 from image_builder import Cubin, Symbol, fact
-from image_programs import BY_ADDRESS, DIRECT, TAKEN, Meaning, Parts, Program, programs
+from image_programs import BY_ADDRESS, DIRECT, TAKEN, Meaning, Parts, Program, damaged, programs
 
 
 def build(program: Program, **changes: Any) -> bytes:
@@ -284,14 +284,10 @@ def test_what_is_for_debuggers_is_left_out_with_kernels_and_else_not() -> None:
     st.integers(0, 4000),
 )  # fmt: skip
 def test_a_damaged_file_is_stripped_or_refused(image: bytes, changes: list[tuple[int, int]], lost: int) -> None:
-    broken = bytearray(image)
-    for at, value in changes:
-        broken[at % len(broken)] = value
-    if lost % 3 == 0:
-        del broken[len(broken) - lost % len(broken) :]
+    broken = damaged(image, changes, lost)
     with contextlib.suppress(UnreadableImage):
-        left = stripped(bytes(broken), {"a"})
+        left = stripped(broken, {"a"})
         assert elf.loadable(left)
         assert stripped(left, {"a"}) == left
-        code = [parts.data[parts.names.index(".text.a")] for parts in (Parts.of(bytes(broken)), Parts.of(left))]
+        code = [parts.data[parts.names.index(".text.a")] for parts in (Parts.of(broken), Parts.of(left))]
         assert code[0] == code[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foundryd.engines.vllm.vary import Key
+from foundryd.engines.vllm.v0_22_pieces import Key
 
 _POSITIONS = 256  # that states have at most; a model that drafts may know fewer than the other
 _INPUTS = ("input_ids", "positions", "hidden_states")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from foundryd.engines.vllm.vary import Key
+from foundryd.engines.vllm.v0_22_pieces import Key
 
 _SCALE = 0.02  # of values in adapters, so that they matter and nothing overflows
 

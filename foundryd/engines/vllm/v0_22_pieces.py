@@ -18,6 +18,7 @@ from foundryd.engines.vllm import seam
 from foundryd.engines.vllm.seam import Seam
 from foundryd.errors import CaptureError, EngineUnsupported
 
+# Of a graph: see ``key_of`` and ``key_of_whole``.  The last number is there for a batch with adapters only.
 Key = tuple[str, int, int, int] | tuple[str, int, int, int, int]
 Capture = Callable[[Key, Callable[[], Any]], tuple[Any, Any]]
 

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
+from foundryd.engines.vllm.v0_22_pieces import Key
+
 _BLOCKS = 4  # of the KV cache, that a request of such a state has at most
 _PAD = -1  # a slot of no token
 _LENGTHS = 2  # sets of lengths that schedules are made for
-
-# Of a graph: see ``v0_22_pieces`` and ``v0_22_v2``.  The last number is there for a batch with adapters only.
-Key = tuple[str, int, int, int] | tuple[str, int, int, int, int]
 
 
 class Ahead(Protocol):
