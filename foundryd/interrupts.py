@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that wait until what they are to end is known."""
+"""Signals that end a command: they wait until what they are to end is known, and end it whatever else happens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+
+_Handler = Callable[[int, FrameType | None], Any]
 
 
 @contextmanager
@@ -18,24 +22,64 @@ def uninterrupted() -> Iterator[None]:
     """Python's handlers of SIGINT and SIGTERM run at the end of the block.
 
     For the start of a process: a handler that raises amid it would leave a process that nobody knows and nobody ends.
-    And for the end of all of them, when somebody asks twice.  The block has to be short, and inside of what ends the
-    process.  Threads other than the main one run no handlers, and nothing changes for them; nor do processes that are
-    started inside inherit anything.
+    And for the end of all of them, when somebody asks twice.  The block has to end soon after a signal, by itself or by
+    what ``when_interrupted`` does, and inside of what ends the process.  Threads other than the main one run no
+    handlers, and nothing changes for them; nor do processes that are started inside inherit anything.
     """
+    waiting: list[tuple[_Handler, int, FrameType | None]] = []
+
+    def wait(handler: _Handler, number: int, frame: FrameType | None) -> None:
+        if isinstance(handler, _Acting):
+            handler.act()
+            handler = handler.handler
+        waiting.append((handler, number, frame))
+
+    try:
+        with _instead(lambda handler: partial(wait, handler)):
+            yield
+    finally:
+        for handler, number, frame in waiting:
+            handler(number, frame)
+
+
+@contextmanager
+def when_interrupted(act: Callable[[], None]) -> Iterator[None]:
+    """``act`` runs at once when SIGINT or SIGTERM comes, and Python's handler after it.
+
+    For the end of processes that threads wait for: a handler that raises may do so anywhere, amid the code that would
+    end them, too, when somebody asks twice.  ``act`` runs in the main thread, between any two of its instructions: it
+    must not raise, and not wait for a lock that this thread may hold.
+    """
+    with _instead(lambda handler: _Acting(act, handler)):
+        yield
+
+
+@dataclass(frozen=True)
+class _Acting:
+    """A handler of ``when_interrupted``."""
+
+    act: Callable[[], None]
+    handler: _Handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.act()
+        self.handler(number, frame)
+
+
+@contextmanager
+def _instead(handler_for: Callable[[_Handler], _Handler]) -> Iterator[None]:
+    """Has other handlers in place of Python's in the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[tuple[int, FrameType | None]] = []
-    before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
+    before: dict[signal.Signals, _Handler] = {}
     try:
         for number in _ENDING:
             handler = signal.getsignal(number)
             if callable(handler):
                 before[number] = handler
-                signal.signal(number, lambda *signalled: waiting.append(signalled))
+                signal.signal(number, handler_for(handler))
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for came, frame in waiting:
-            before[signal.Signals(came)](came, frame)

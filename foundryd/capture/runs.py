@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from foundryd.capture.journal import unended, write_share, write_strays
 from foundryd.capture.recording import Recording, announce, deliver, load, save
 from foundryd.capture.shares import joined
 from foundryd.errors import CaptureError, UsageError
-from foundryd.interrupts import uninterrupted
+from foundryd.interrupts import uninterrupted, when_interrupted
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
 
@@ -110,7 +110,6 @@ class _Early:
     strays: Path
     paths: list[Path] = field(default_factory=list)  # of their own recordings
     made: Sequence[Future[tuple[Path, Recording]]] = ()
-    abandoned: bool = False
 
 
 class Runs:
@@ -126,19 +125,23 @@ class Runs:
         self._warm: set[int] = set()
         self._repeats: dict[int, tuple[Path, Recording]] = {}
         self._controls: list[tuple[int, Path, Recording]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler takes it while its thread has it
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
         self._stopped = False
+        self._abandoned: set[Path] = set()  # of recordings that nobody needs any more
         self._logs = 0
         self._early: _Early | None = None
         self._workers = ThreadPoolExecutor(min(spec.jobs, spec.controls))
+        self._stack = ExitStack()
 
     def __enter__(self) -> Runs:
+        self._stack.enter_context(when_interrupted(self._stop))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        self._workers.shutdown(cancel_futures=True)
+        with self._stack, uninterrupted():
+            self._stop()
+            self._workers.shutdown(cancel_futures=True)
 
     def run(self, rank: int) -> Recording:
         """The recording of ``rank``, captured now if it was not before."""
@@ -206,27 +209,35 @@ class Runs:
             announce(path)
         strays = self._folder / "awaited.strays"
         early = self._early = _Early(rank, list(others), awaited, strays)
-        early.made = self._start_controls(rank, awaited, strays, early)
+        with uninterrupted():
+            early.made = self._start_controls(rank, awaited, strays, early)
 
     def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
+        with uninterrupted():
+            made = self._controls_of(rank, others, strays)
+            wait(made, return_when=FIRST_EXCEPTION)
+        path, recording = self._joined([future.result() for future in made], others)
+        self._controls.append((rank, path, recording))
+        return recording
+
+    def _controls_of(
+        self, rank: int, others: Sequence[int], strays: Strays
+    ) -> Sequence[Future[tuple[Path, Recording]]]:
+        """Those that were started early, if they are of use, or others."""
         early, self._early = self._early, None
         if early is not None and (early.rank, early.others) == (rank, list(others)) and not self._further(others):
             write_strays(early.strays, strays)
             for path, other in zip(early.awaited, others, strict=True):
                 deliver(path, self._path(other))
-            made = early.made
-        else:
-            if early is not None:
-                self._stop(early)
-            listed = self._folder / f"control-{rank}-{len(self._controls)}.strays"
-            write_strays(listed, strays)
-            references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
-            made = self._start_controls(rank, references, listed)
-        wait(made, return_when=FIRST_EXCEPTION)
-        path, recording = self._joined([future.result() for future in made], others)
-        self._controls.append((rank, path, recording))
-        return recording
+            return early.made
+        if early is not None:
+            self._stop(early.paths)
+            wait(early.made)
+        listed = self._folder / f"control-{rank}-{len(self._controls)}.strays"
+        write_strays(listed, strays)
+        references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
+        return self._start_controls(rank, references, listed)
 
     def _start_controls(
         self, rank: int, references: Sequence[Path], strays: Path, early: _Early | None = None
@@ -245,9 +256,9 @@ class Runs:
             if not journal.exists():
                 write_share(journal, place, count)
             launches.append(_Launch(name, rank, path, references, strays, journal))
-        return [self._workers.submit(self._control, launch, early) for launch in launches]
+        return [self._workers.submit(self._control, launch) for launch in launches]
 
-    def _control(self, launch: _Launch, early: _Early | None) -> tuple[Path, Recording]:
+    def _control(self, launch: _Launch) -> tuple[Path, Recording]:
         """One control, launched again when a trial was fatal to it."""
         assert launch.journal is not None
         for attempt in range(1, _CONTROL_LAUNCHES + 1):
@@ -260,8 +271,7 @@ class Runs:
                 return launch.path, recording
             except CaptureError:
                 fatal = unended(launch.journal)
-                ended = self._stopped or (early is not None and early.abandoned)
-                if ended or len(fatal) == known or attempt == _CONTROL_LAUNCHES:
+                if self._ended(launch) or len(fatal) == known or attempt == _CONTROL_LAUNCHES:
                     raise
                 self.progress(f"a trial was fatal to the control, which goes on without it: {fatal[-1]}")
         raise AssertionError("the last launch returns or raises")
@@ -281,31 +291,35 @@ class Runs:
 
     def _capture_all(self, launches: Sequence[_Launch]) -> list[Recording]:
         """Their recordings in order; as many launches side by side as the specification allows."""
-        if self._spec.jobs == 1 or len(launches) < 2:
-            return [self._capture(launch) for launch in launches]
-        with ThreadPoolExecutor(self._spec.jobs) as workers:
-            futures = [workers.submit(self._capture, launch) for launch in launches]
-            try:
-                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in ended:
-                    future.result()
-                return [future.result() for future in futures]
-            except BaseException:
-                # Nothing that was started may outlive the failure, and nothing more may start.
-                workers.shutdown(wait=False, cancel_futures=True)
-                self._stop()
-                raise
+        with uninterrupted():
+            if self._spec.jobs == 1 or len(launches) < 2:
+                return [self._capture(launch) for launch in launches]
+            with ThreadPoolExecutor(self._spec.jobs) as workers:
+                futures = [workers.submit(self._capture, launch) for launch in launches]
+                try:
+                    ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                    for future in ended:
+                        future.result()
+                    return [future.result() for future in futures]
+                except BaseException:
+                    # Nothing that was started may outlive the failure, and nothing more may start.
+                    workers.shutdown(wait=False, cancel_futures=True)
+                    self._stop()
+                    raise
 
-    def _stop(self, early: _Early | None = None) -> None:
-        """Ends the launches of ``early``, or all that run, after which no other begins."""
-        with uninterrupted(), self._lock:
-            if early is None:
+    def _stop(self, paths: Sequence[Path] | None = None) -> None:
+        """Ends the launches for the recordings ``paths``, or all; of these no other begins."""
+        with self._lock:
+            if paths is None:
                 self._stopped = True
             else:
-                early.abandoned = True
-            for path, process in self._running.items():
-                if early is None or path in early.paths:
+                self._abandoned.update(paths)
+            for path, process in list(self._running.items()):
+                if paths is None or path in paths:
                     _kill_group(process)
+
+    def _ended(self, launch: _Launch) -> bool:
+        return self._stopped or launch.path in self._abandoned
 
     def _capture(self, launch: _Launch) -> Recording:
         self.progress(f"capturing as {launch.what} of {self._mesh.world}")
@@ -323,8 +337,7 @@ class Runs:
         with log.open("wb") as sink:
             process = None
             try:
-                with uninterrupted():
-                    process = self._start(launch, sink)
+                process = self._start(launch, sink)
                 code: int | None = process.wait(self._spec.deadline)
             except subprocess.TimeoutExpired:
                 code = None
@@ -332,6 +345,7 @@ class Runs:
                 # Whatever the engine started goes with it.
                 if process is not None:
                     _kill_group(process)
+                    process.wait()
                 with self._lock:
                     self._running.pop(launch.path, None)
         tail = log.read_text(errors="replace").strip()[-2000:]
@@ -349,7 +363,7 @@ class Runs:
 
     def _start(self, launch: _Launch, sink: IO[bytes]) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._stopped:
+            if self._ended(launch):
                 raise CaptureError(f"rank {launch.rank} was not captured any more, since another launch failed")
             process = subprocess.Popen(
                 list(self._spec.command),
@@ -360,6 +374,8 @@ class Runs:
                 start_new_session=True,
             )
             self._running[launch.path] = process
+            if self._ended(launch):  # told so amid its start
+                _kill_group(process)
             return process
 
     def _log(self, name: str) -> Path:
@@ -404,4 +420,3 @@ class Runs:
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -129,7 +129,8 @@ def start_daemon(
         return Started(process, _wait_ready(runtime, process, report, deadline, timeout))
     except BaseException:
         if process is not None:
-            _end(process)
+            with uninterrupted():
+                _end(process)
         raise
     finally:
         os.close(report)

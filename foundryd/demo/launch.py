@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ from foundryd.demo.config import DemoConfig
 from foundryd.demo.reference import Expected
 from foundryd.demo.rendezvous import StoreServer
 from foundryd.errors import DeadlineExceeded, FoundrydError, UsageError
-from foundryd.interrupts import uninterrupted
+from foundryd.interrupts import uninterrupted, when_interrupted
 
 DRIVERS = ("soft", "cuda", "auto")
 _PROBE = "from cuda.bindings import driver as d; d.cuInit(0); raise SystemExit(0 if d.cuDeviceGetCount()[1] else 1)"
@@ -107,13 +108,19 @@ def launch_ranks(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-demo-")))
         stack.enter_context(StoreServer(folder / "store"))
         line = command(folder / "store") if command else worker_command(config, store=folder / "store", flags=flags)
-        running = []
+        running: list[_Rank] = []
+        stack.enter_context(when_interrupted(lambda: _kill(running)))
         for rank in ranks:
             with uninterrupted():
                 started = _Rank(rank, line, rank_environment(env, rank, world), folder)
                 running.append(stack.enter_context(started))
         _wait_for(running, end, timeout)
         return [rank.result() for rank in running]
+
+
+def _kill(running: Sequence[_Rank]) -> None:
+    for rank in running:
+        rank.kill()
 
 
 def _wait_for(running: Sequence[_Rank], end: float, timeout: float) -> None:
@@ -157,8 +164,13 @@ class _Rank:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
+            self.kill()
         self.process.wait()
+
+    def kill(self) -> None:
+        """Ends it and what it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def result(self) -> dict[str, Any]:
         """What the rank printed last."""

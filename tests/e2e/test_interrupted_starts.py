@@ -61,6 +61,80 @@ def test_nothing_outlives_it(e2e, folder, traces, what, how):
     assert traces.nothing_is_left()
 
 
+# Asks at every line of the main thread that follows the start of a process, and again at lines that follow that.
+TWICE = """
+import faulthandler, linecache, os, signal, subprocess, sys, threading
+from pathlib import Path
+from foundryd.capture.orchestrate import capture
+from foundryd.capture.runs import CaptureSpec
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+starts = subprocess.Popen
+running, when, line = [], [], 0
+
+def Popen(*arguments, **options):
+    process = starts(*arguments, **options)
+    running.append(process)
+    return process
+
+def ask(*_):
+    global line
+    if when:
+        del when[0]
+        line = 0
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def trace(frame, event, _):
+    global line
+    name = frame.f_code.co_filename
+    if not ("/foundryd/capture/" in name or "/concurrent/futures/" in name or name.endswith("/foundryd/interrupts.py")):
+        return None
+    # Python calls no handler between a lock's with line and the lock, while a trace function may well raise there.
+    if event == "line" and running and not linecache.getline(name, frame.f_lineno).strip().startswith("with "):
+        line += 1
+        if when and line >= when[0]:
+            ask()
+    return trace
+
+subprocess.Popen = Popen
+signal.signal(signal.SIGALRM, ask)  # when the thread waits before it comes to that line
+folder, jobs = Path(sys.argv[1]), int(sys.argv[2])
+count = 0
+for first in range(1, 60, 5):
+    for second in (1, 2, 4, 8, 16, 32):
+        faulthandler.dump_traceback_later(20, exit=True)
+        running.clear()
+        when[:], line = [first, second], 0
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        sys.settrace(trace)
+        try:
+            capture(folder / "out.foundry", CaptureSpec("ep=2", sleeps, jobs=jobs))
+        except BaseException as error:
+            sys.settrace(None)
+            assert isinstance(error, SystemExit), repr(error)
+        else:
+            raise AssertionError("nobody asked")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert running and all(process.wait(10) == -signal.SIGKILL for process in running), (first, second)
+        for thread in threading.enumerate()[1:]:
+            thread.join(10)
+        assert threading.active_count() == 1, threading.enumerate()
+        count += not when
+print(count)
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_a_capture_that_is_asked_twice_at_any_moment(e2e, folder, traces, jobs):
+    line = [sys.executable, "-P", "-c", TWICE, str(folder), str(jobs)]
+    env = e2e.changed(e2e.clean_environment(), traces.env)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+    assert traces.nothing_is_left()
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_the_end_of_the_block_and_handlers_are_back(how):
     source = f"""
