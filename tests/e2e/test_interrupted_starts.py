@@ -63,7 +63,7 @@ def test_nothing_outlives_it(e2e, folder, traces, what, how):
 
 # Asks at every line of the main thread that follows the start of a process, and again at lines that follow that.
 TWICE = """
-import faulthandler, linecache, os, signal, subprocess, sys, threading
+import faulthandler, gc, linecache, os, signal, subprocess, sys, threading
 from pathlib import Path
 from foundryd.capture.orchestrate import capture
 from foundryd.capture.runs import CaptureSpec
@@ -117,6 +117,7 @@ for first in range(1, 60, 5):
             raise AssertionError("nobody asked")
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert running and all(process.wait(10) == -signal.SIGKILL for process in running), (first, second)
+        gc.collect()  # the threads of an executor that nothing refers to end
         for thread in threading.enumerate()[1:]:
             thread.join(10)
         assert threading.active_count() == 1, threading.enumerate()
