@@ -126,7 +126,7 @@ def test_a_daemon_that_fails_while_it_loads(
     healthy, serve_everybody, armed, start, archive, runtime_dir, point, action
 ):
     with pytest.raises(FoundrydError) as failed:
-        armed(f"{point}:{action}", archive, timeout=2.5)
+        armed(f"{point}:{action}", archive, timeout=20 if action == "error" else 2.5)
     assert type(failed.value) is (InjectedFault if action == "error" else DaemonError)
     assert not RuntimeDir(runtime_dir).locked()
     assert serve_everybody(start(archive).process.pid) == healthy
@@ -144,7 +144,7 @@ def test_a_daemon_that_fails_while_it_serves(
         join(5).close()
     else:
         with pytest.raises(DaemonError if action != "error" else InjectedFault):
-            join(6, timeout=1)
+            join(6, timeout=20 if action == "error" else 1)
     if action == "error":
         assert not witness.lost
     else:

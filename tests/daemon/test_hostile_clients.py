@@ -118,7 +118,8 @@ def test_messages_out_of_turn_close_the_connection(healthy, knock):
 def descriptors_of(pid):
     """What a process has open, by number, a socket with the path that it was reached by.
 
-    Connections to the control socket are left out: the library behind it accepts and closes them when it likes.
+    Connections to the control socket are left out, which the library behind it accepts and closes when it likes, and
+    plans, which a daemon makes when there is time.
     """
     sockets = {line.split()[6]: line.split()[7] for line in unix_sockets() if len(line.split()) > 7}
     found = {}
@@ -126,7 +127,7 @@ def descriptors_of(pid):
         with suppress(FileNotFoundError):
             target = os.readlink(f"/proc/{pid}/fd/{name}")
             path = sockets.get(target[8:-1], "")
-            if not path.endswith("/control"):
+            if not path.endswith("/control") and "foundryd:plan" not in target:
                 found[int(name)] = f"{target} {path}".strip()
     return found
 

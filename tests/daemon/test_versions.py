@@ -108,7 +108,7 @@ GRANTED = Granted(1, "m", "d" * 64, 10, 10, "default", 0, "ep=8", 1)
         (2, False, DaemonError, "could change under this process"),
     ],
 )
-def test_memory_that_is_not_as_agreed_is_refused_and_nothing_leaks(pretend, count, seal, kind, message):
+def test_memory_that_is_not_as_agreed_is_refused_and_nothing_leaks(pretend, eventually, count, seal, kind, message):
     from foundryd.daemon.sealed import Sealed
 
     before = descriptors()
@@ -123,11 +123,7 @@ def test_memory_that_is_not_as_agreed_is_refused_and_nothing_leaks(pretend, coun
     listening = 1
     with pytest.raises(kind, match=message):
         attach(runtime_dir=folder)
-    for _ in range(200):
-        if descriptors() == before + listening:
-            break
-        threading.Event().wait(0.02)  # the pretended daemon closes its own
-    assert descriptors() == before + listening
+    eventually(lambda: descriptors() == before + listening, "the pretended daemon has closed its own")
 
 
 def test_a_daemon_that_hangs_up_is_an_error_with_what_to_do(pretend):
