@@ -3,7 +3,8 @@
 
 In the order in which a worker passes them::
 
-    WorkerWrapperBase.init_worker       the seams below are put in
+    WorkerWrapperBase.init_worker       plug-ins are loaded, if this process has not yet
+    WorkerWrapperBase.init_device       the seams below are put in
     Worker.init_device                  attach; then the context, process groups and the runner's buffers (arena io)
     Worker.load_model                   parameters (arena weights); their values come outside of arenas
     Worker.determine_available_memory   profiling runs as always; the archive says how large the KV cache is
@@ -20,7 +21,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -44,10 +45,13 @@ def install() -> None:
 # --- the worker -------------------------------------------------------------------------------------------------------
 
 
-def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Mapping[str, Any]]) -> Any:
-    """Only a worker's process needs the seams, and only now all that they import is imported anyway."""
+def _init_wrapper(real: Callable[..., Any], wrapper: Any) -> Any:
+    """Only a worker's process needs the seams, and only now all that they import is imported anyway.
+
+    A process that vLLM starts anew for a worker loads plug-ins as it makes the worker, so nothing before is in time.
+    """
     config = settings()
-    second = bool(all_kwargs[wrapper.rpc_rank]["vllm_config"].use_v2_model_runner)
+    second = bool(wrapper.vllm_config.use_v2_model_runner)
     try:
         seam.install((*WORKER, *SCRATCH, *(V2 if second else ())))
         if config.mode is Mode.CAPTURE:
@@ -56,7 +60,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Ma
         if config.mode is Mode.CAPTURE:
             raise
         log.warning("vLLM starts as if foundryd were not installed (%s): %s", error.reason, error)
-    return real(wrapper, all_kwargs)
+    return real(wrapper)
 
 
 def _init_device(real: Callable[..., Any], worker: Any) -> Any:
@@ -311,7 +315,7 @@ _V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 _LOADER = "vllm.model_executor.model_loader.base_loader"
 _KV = ("self", "kv_cache_config")
 
-ENTRY = (Seam("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_worker", ("self", "all_kwargs"), _init_worker),)
+ENTRY = (Seam("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_device", ("self",), _init_wrapper),)
 
 WORKER = (
     Seam(_WORKER, "Worker", "init_device", ("self",), _init_device),

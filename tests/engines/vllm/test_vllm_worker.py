@@ -91,6 +91,16 @@ def test_a_restore_runs_no_warm_up_of_a_graph_and_gives_vllm_every_one(vllm):
     assert graphs().vary is None
 
 
+def test_a_worker_that_was_spawned_and_loads_plugins_as_it_is_made_restores_too(vllm):
+    """As with several ranks under ``vllm serve``."""
+    vllm.start("capture", **RANK)
+    worker = vllm.start("restore", spawned=True)
+    assert vllm.what()[:2] == ["attach", "context"]
+    assert v0_22._current.report.way == "restored"
+    assert "native capture" not in vllm.what()
+    assert worker.model_runner.execute([3, 1]).abs().sum() > 0
+
+
 def test_a_runner_of_another_worker_is_left_to_vllm(vllm):
     """The seams are in a process whose worker, of another device, never attached."""
     vllm.start("capture", **RANK)
