@@ -24,6 +24,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from foundryd.engines.vllm import seam, support, v0_22_v1, v0_22_v2, versions
 from foundryd.engines.vllm.report import StartUp
@@ -34,7 +35,8 @@ from foundryd.settings import Mode, settings
 
 log = logging.getLogger("foundryd.vllm")
 
-_current: Any = None  # the adapter of this process's worker; a process has one worker at a time
+_current: Any = None  # the adapter of the worker that started last in this process; one starts at a time
+_adapters: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by worker, of which a program may make several
 
 
 def install() -> None:
@@ -71,6 +73,7 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
     version, config = versions.installed(), worker.vllm_config
     own = worker_settings(settings(), worker)
     _current = adapter = Adapter(own, StartUp(f"vLLM {version}", own.rank, replica=Place.of(worker).replica))
+    _adapters[worker] = adapter
     with adapter.report.phase("attach"):
         adapter.attach(
             VllmFacts(version, config), lambda: support.check(config, dict(os.environ)), pynccl_communicators
@@ -115,9 +118,15 @@ def _compile_or_warm_up_model(real: Callable[..., Any], worker: Any) -> Any:
 
 
 def _shutdown(real: Callable[..., Any], worker: Any) -> Any:
-    if _current is not None:
-        _current.close()
-    return real(worker)
+    """Ends what this worker has; another one of the process goes on."""
+    adapter = _adapters.pop(worker, None)
+    try:
+        if adapter is not None:
+            adapter.close()
+    finally:
+        # A device that failed fails here too, and vLLM frees what it can all the same.
+        done = real(worker)
+    return done
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

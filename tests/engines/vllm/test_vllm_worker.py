@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from types import SimpleNamespace
@@ -469,3 +470,27 @@ def test_the_graphs_are_closed_before_vllm_frees_its_memory(vllm):
     made.close = lambda: closed_at.append(len(vllm.log.events))
     worker.shutdown()
     assert closed_at == [vllm.what().index("shutdown")]
+
+
+def test_a_worker_that_ends_leaves_the_graphs_of_another_of_its_process(vllm):
+    vllm.start("capture", **RANK)
+    first = vllm.start("restore")
+    of_first = graphs()
+    second = importlib.import_module("vllm.engine").start(vllm.config.VllmConfig())
+    of_second = graphs()
+    first.shutdown()
+    assert (of_first.closed, of_second.closed) == (True, False)
+    second.shutdown()
+    assert of_second.closed
+
+
+def test_vllm_frees_its_memory_even_if_the_device_fails_when_graphs_are_closed(vllm):
+    worker = vllm.start("capture", **RANK)
+
+    def fails():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    graphs().close = fails
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        worker.shutdown()
+    assert vllm.what()[-1] == "shutdown"
