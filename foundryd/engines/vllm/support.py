@@ -77,6 +77,8 @@ REFUSED = (
         lambda c: c.parallel_config.enable_dbo or c.parallel_config.enable_eplb or c.parallel_config.enable_elastic_ep,
         _LATER,
     ),
+    # The same as enable_dbo, by another setting.
+    Refused("ubatch_size above 1", lambda c: c.parallel_config.ubatch_size > 1, _LATER),
     Refused(
         "another way of speculative decoding than ngram, draft_model, eagle, eagle3 and mtp",
         lambda c: c.speculative_config is not None and c.speculative_config.method not in ("ngram", *_DRAFTING),

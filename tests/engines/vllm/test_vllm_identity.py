@@ -63,6 +63,7 @@ PARTS = {
         name: set()
         for name in (
             "enable_dbo",
+            "ubatch_size",
             "enable_eplb",
             "enable_elastic_ep",
             "decode_context_parallel_size",
@@ -153,6 +154,19 @@ def test_each_setting_of_drafts_changes_one_fact_but_for_where_they_are_looked_u
     model.hf_config = vllm.config.HfConfig(eagle_aux_hidden_state_layer_ids=[1])
     assert drafted(draft_model_config=model) != elsewhere
     assert facts(vllm.config.VllmConfig())["vllm.speculative_method"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_impl", "transformers"),
+        ("quantization_config", {"linear": {"weight": "fp8"}}),
+        ("disable_sliding_window", True),
+        ("override_attention_dtype", "float32"),
+    ],
+)
+def test_how_vllm_makes_the_model_counts(vllm, name, value):
+    assert differing(vllm, set_to(f"model_config.{name}", value)) == {"vllm.model"}
 
 
 def test_a_block_size_counts_if_the_user_chose_it(vllm):
@@ -386,6 +400,7 @@ REFUSED = [
     other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
+    set_to("parallel_config.ubatch_size", 2),
     drafts("suffix"),
     drafts("eagle"),
     drafts("mtp", whole),
