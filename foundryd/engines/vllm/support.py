@@ -158,6 +158,8 @@ REFUSED = (
         lambda c: bool(c.compilation_config.use_inductor_graph_partition),
         _LATER,
     ),
+    # Then the compiled model copies inputs into buffers that no arena has, ahead of the graphs that read them.
+    Refused("cudagraph_copy_inputs", lambda c: bool(c.compilation_config.cudagraph_copy_inputs), _LATER),
     Refused("cudagraph_mode NONE", lambda c: c.compilation_config.cudagraph_mode.name == "NONE", "choose another mode"),
     # They exchange addresses with peers that a capture does not have.
     Refused(

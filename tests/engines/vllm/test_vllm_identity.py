@@ -422,6 +422,7 @@ REFUSED = [
     set_to("model_config.max_model_len", -1),
     set_to("cache_config.calculate_kv_scales", True),
     set_to("compilation_config.use_inductor_graph_partition", True),
+    set_to("compilation_config.cudagraph_copy_inputs", True),
     set_to("compilation_config.cudagraph_mode", SimpleNamespace(name="NONE")),
     several,
     fused,
