@@ -188,6 +188,16 @@ def test_a_restore_with_the_answers_of_the_native_start_is_ok(script, context):
         assert line.split()[-2:] == ["1.5"] * 2 or line.split()[-2:] == ["0.5"] * 2
 
 
+def test_graphs_of_pieces_are_restored_once_more_under_the_eyes_of_vllm(script, context, monkeypatch):
+    compare, steps = script("compare"), script("steps")
+    [step] = [step for step in compare.steps() if step.name == "pieces.addresses"]
+    seen = []
+    monkeypatch.setattr(steps, "run", lambda label, command, given, **_: seen.append(given))
+    (context.out / "pieces.foundry").write_text("not read")
+    assert "FileNotFoundError" in done(script, context, step.name, step.does)["detail"]  # nothing ran, nothing answered
+    assert seen[0]["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
 def test_the_functions_of_a_start_are_written_natively_and_restored(script, context):
     steps = script("steps")
     for way in ("native", "restore"):
@@ -407,7 +417,7 @@ def test_every_step_has_its_setup_and_a_name_of_its_own(script):
 
 def test_steps_are_chosen_by_patterns_and_keep_their_order(script):
     compare = script("compare")
-    chosen = [step.name for step in compare.chosen(compare.steps(), "pieces.*,decode.native")]
+    chosen = [step.name for step in compare.chosen(compare.steps(), "pieces.[cnr]*,decode.native")]
     assert chosen == ["decode.native", "pieces.capture", "pieces.native", "pieces.restore"]
     with pytest.raises(ValueError, match="nothing"):
         compare.chosen(compare.steps(), "nothing.*")

@@ -241,10 +241,10 @@ def native(context: Context, name: str) -> Row:
     return row | {"verdict": OK if right else FAILED, "detail": detail}
 
 
-def restore(context: Context, name: str) -> Row:
-    """vLLM from the archive's file."""
+def restore(context: Context, name: str, environment: Mapping[str, str] | None = None) -> Row:
+    """vLLM from the archive's file, with further variables."""
     setup = context.setup_of(name)
-    row = start(context, setup, name, str(context.archive(setup.name)))
+    row = start(context, setup, name, str(context.archive(setup.name)), environment=environment)
     return judged(context, row, name, f"{setup.name}.native")
 
 
