@@ -172,6 +172,17 @@ REFUSED = (
         lambda c: _sliced(c) > 1 and bool(c.compilation_config.pass_config.fuse_allreduce_rms),
         """add --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
     ),
+    # These read and write the memory of peers as well; both are off unless they are asked for.
+    Refused(
+        "fuse_gemm_comms or fuse_minimax_qk_norm in a world of several ranks",
+        lambda c: (
+            _sliced(c) > 1
+            and bool(
+                c.compilation_config.pass_config.fuse_gemm_comms or c.compilation_config.pass_config.fuse_minimax_qk_norm
+            )
+        ),
+        _LATER,
+    ),
 )
 
 # Variables that are off by default and let ranks communicate in another way than graphs are restored for.

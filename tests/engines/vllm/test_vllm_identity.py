@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -385,10 +386,10 @@ def drafts(method, *changes):
     return change
 
 
-def fused(config):
+def fused(config, what="fuse_allreduce_rms"):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
-    config.compilation_config.pass_config.fuse_allreduce_rms = True
+    setattr(config.compilation_config.pass_config, what, True)
 
 
 # For each row of the table, a configuration that it refuses.
@@ -426,6 +427,7 @@ REFUSED = [
     set_to("compilation_config.cudagraph_mode", SimpleNamespace(name="NONE")),
     several,
     fused,
+    partial(fused, what="fuse_gemm_comms"),
 ]
 
 
