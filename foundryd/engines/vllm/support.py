@@ -41,6 +41,10 @@ def _drafts(config: Any) -> bool:
     return config.speculative_config is not None and config.speculative_config.method in _DRAFTING
 
 
+def _fuses_otherwise(passes: Any) -> bool:
+    return bool(passes.fuse_gemm_comms or passes.fuse_minimax_qk_norm)
+
+
 _LATER = "start without it"
 
 REFUSED = (
@@ -175,12 +179,7 @@ REFUSED = (
     # These read and write the memory of peers as well; both are off unless they are asked for.
     Refused(
         "fuse_gemm_comms or fuse_minimax_qk_norm in a world of several ranks",
-        lambda c: (
-            _sliced(c) > 1
-            and bool(
-                c.compilation_config.pass_config.fuse_gemm_comms or c.compilation_config.pass_config.fuse_minimax_qk_norm
-            )
-        ),
+        lambda c: _sliced(c) > 1 and _fuses_otherwise(c.compilation_config.pass_config),
         _LATER,
     ),
 )

@@ -91,8 +91,6 @@ def test_a_restore_runs_no_warm_up_of_a_graph_and_gives_vllm_every_one(vllm):
     assert graphs().vary is None
 
 
-
-
 def test_what_every_graph_reads_is_bound_by_name(vllm):
     worker = vllm.start("capture", **RANK)
     names = set(v0_22_v2.filled(worker.model_runner))

@@ -69,8 +69,9 @@ class Engine:
         workers have their own.
         """
         import torch
-        from foundryd.engines.torch.graph import TorchRestored
         from vllm.compilation.counter import compilation_counter
+
+        from foundryd.engines.torch.graph import TorchRestored
 
         found = {"native": 0, "restored": 0, "captured": 0}
         owners: dict[str, Any] = {"native": torch.cuda.CUDAGraph, "restored": TorchRestored}
