@@ -18,6 +18,7 @@ NAMES = ("answers", "compare", "launch", "replicas", "results", "servers", "serv
 # environment asks for.
 ENGINE = """
 import json, os, sys
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, {folder!r})
@@ -36,6 +37,7 @@ class Engine:
         if restoring and (options != archived or mood == "refuses"):
             message = "vllm.max_num_seqs is 16 and the archive has 8"
             way, fallback = "native", {{"reason": "identity", "message": message}}
+        self.way = way
         report = Path(os.environ["FOUNDRYD_STARTUP_REPORT"])
         report.mkdir()
         phases = {{"attach": 1.0, "graphs": 2.0}}
@@ -55,6 +57,14 @@ class Engine:
         if wrong:
             found[-1][-1] += 1
         return found
+
+    @contextmanager
+    def counting(self):
+        kind = "restored" if self.way == "restored" else "native"
+        found = {{"native": 0, "restored": 0, "captured": 0 if kind == "restored" else 4}}
+        found["captured"] += mood == "captures"
+        yield found
+        found[kind] += 0 if mood == "eager" else 64
 
 
 answers.Engine = Engine
@@ -178,6 +188,16 @@ def test_a_restore_with_the_answers_of_the_native_start_is_ok(script, context):
         assert line.split()[-2:] == ["1.5"] * 2 or line.split()[-2:] == ["0.5"] * 2
 
 
+def test_graphs_of_pieces_are_restored_once_more_under_the_eyes_of_vllm(script, context, monkeypatch):
+    compare, steps = script("compare"), script("steps")
+    [step] = [step for step in compare.steps() if step.name == "pieces.addresses"]
+    seen = []
+    monkeypatch.setattr(steps, "run", lambda label, command, given, **_: seen.append(given))
+    (context.out / "pieces.foundry").write_text("not read")
+    assert "FileNotFoundError" in done(script, context, step.name, step.does)["detail"]  # nothing ran, nothing answered
+    assert seen[0]["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
 def test_the_functions_of_a_start_are_written_natively_and_restored(script, context):
     steps = script("steps")
     for way in ("native", "restore"):
@@ -216,6 +236,26 @@ def test_a_restore_that_fell_back_is_not_ok_though_its_answers_are(script, conte
     row = done(script, context, "small.restore", steps.restore)
     assert (row["verdict"], row["equal"]) == ("failed", 64)
     assert "vllm.max_num_seqs is 16" in row["detail"]
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [("eager", "0 replays of restored graphs, where the native start had 64"), ("captures", "vLLM captured 1 graphs")],
+)
+def test_right_answers_that_did_not_come_from_restored_graphs_are_a_failure(script, context, monkeypatch, mood, words):
+    steps = script("steps")
+    done(script, context, "small.native", steps.native)
+    monkeypatch.setenv("MOOD", mood)
+    row = done(script, context, "small.restore", steps.restore)
+    assert (row["verdict"], row["equal"]) == ("failed", 64)
+    assert words in row["detail"]
+
+
+def test_a_native_start_without_graphs_is_nothing_to_compare_with(script, context, monkeypatch):
+    monkeypatch.setenv("MOOD", "eager")
+    row = done(script, context, "small.native", script("steps").native)
+    assert row["verdict"] == "failed"
+    assert "ran without graphs" in row["detail"]
 
 
 def test_a_restore_without_a_native_start_or_an_archive_says_what_to_run(script, context):
@@ -377,7 +417,7 @@ def test_every_step_has_its_setup_and_a_name_of_its_own(script):
 
 def test_steps_are_chosen_by_patterns_and_keep_their_order(script):
     compare = script("compare")
-    chosen = [step.name for step in compare.chosen(compare.steps(), "pieces.*,decode.native")]
+    chosen = [step.name for step in compare.chosen(compare.steps(), "pieces.[cnr]*,decode.native")]
     assert chosen == ["decode.native", "pieces.capture", "pieces.native", "pieces.restore"]
     with pytest.raises(ValueError, match="nothing"):
         compare.chosen(compare.steps(), "nothing.*")

@@ -35,6 +35,7 @@ log = logging.getLogger("foundryd.vllm")
 
 _MIB = 1 << 20
 _RESERVE, _RESERVE_OF_MANY = 256, 2048  # MiB: see Settings.kv_reserve
+_STEP = 128 * _MIB  # of the size of a KV cache that is captured
 
 Communicators = Callable[[], Iterable[tuple[int, Sequence[int]]]]
 
@@ -232,8 +233,8 @@ class Adapter:
     def kv_bytes(self, measured: int) -> int:
         """How many bytes the KV cache may have, where profiling found ``measured``.
 
-        Addresses follow from it, so a restore takes what the archive says.  A capture leaves a reserve, since no two
-        runs measure the same.
+        Addresses follow from it, so a restore takes what the archive says.  No two runs measure the same, so a capture
+        leaves a reserve for the restore, and takes whole steps, so that other ranks and controls come to the same size.
         """
         if self._graphs is None:
             return measured
@@ -241,7 +242,8 @@ class Adapter:
             reserve = self._config.kv_reserve
             if reserve is None:
                 reserve = _RESERVE if self._config.world_size == 1 else _RESERVE_OF_MANY
-            self._graphs.sizes["kv_cache_bytes"] = max(0, measured - reserve * _MIB)
+            size = max(0, measured - reserve * _MIB)
+            self._graphs.sizes["kv_cache_bytes"] = size - size % _STEP if size > _STEP else size
             return self._graphs.sizes["kv_cache_bytes"]
         recorded: int | None = self._graphs.recorded.get("sizes", {}).get("kv_cache_bytes")
         if not self.restoring or recorded is None:

@@ -31,6 +31,9 @@ _ENVIRONMENT_IGNORED = re.compile(
     r"|MODEL_REDIRECT_PATH|SERVER_DEV_MODE|RINGBUFFER_.*|IMAGE_.*|VIDEO_.*|AUDIO_.*|ALLOW_RUNTIME_LORA_UPDATING)"
 )
 
+# Of the model's configuration: how vLLM makes the model that the digest of its own configuration describes.
+_MODEL = ("model_impl", "quantization_config", "disable_sliding_window", "override_attention_dtype")
+
 # Fields of the compilation's configuration that choose what is compiled or captured.
 _COMPILATION = (
     "mode",
@@ -83,6 +86,7 @@ class VllmFacts:
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "dtype": model.dtype,
             "quantization": model.quantization,
+            "model": digest({name: getattr(model, name) for name in _MODEL}),
             "max_model_len": model.max_model_len,
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,

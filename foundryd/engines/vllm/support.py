@@ -41,6 +41,10 @@ def _drafts(config: Any) -> bool:
     return config.speculative_config is not None and config.speculative_config.method in _DRAFTING
 
 
+def _fuses_otherwise(passes: Any) -> bool:
+    return bool(passes.fuse_gemm_comms or passes.fuse_minimax_qk_norm)
+
+
 _LATER = "start without it"
 
 REFUSED = (
@@ -77,6 +81,8 @@ REFUSED = (
         lambda c: c.parallel_config.enable_dbo or c.parallel_config.enable_eplb or c.parallel_config.enable_elastic_ep,
         _LATER,
     ),
+    # The same as enable_dbo, by another setting.
+    Refused("ubatch_size above 1", lambda c: c.parallel_config.ubatch_size > 1, _LATER),
     Refused(
         "another way of speculative decoding than ngram, draft_model, eagle, eagle3 and mtp",
         lambda c: c.speculative_config is not None and c.speculative_config.method not in ("ngram", *_DRAFTING),
@@ -156,6 +162,8 @@ REFUSED = (
         lambda c: bool(c.compilation_config.use_inductor_graph_partition),
         _LATER,
     ),
+    # Then the compiled model copies inputs into buffers that no arena has, ahead of the graphs that read them.
+    Refused("cudagraph_copy_inputs", lambda c: bool(c.compilation_config.cudagraph_copy_inputs), _LATER),
     Refused("cudagraph_mode NONE", lambda c: c.compilation_config.cudagraph_mode.name == "NONE", "choose another mode"),
     # They exchange addresses with peers that a capture does not have.
     Refused(
@@ -167,6 +175,12 @@ REFUSED = (
         "fused all-reduce in a world of several ranks",
         lambda c: _sliced(c) > 1 and bool(c.compilation_config.pass_config.fuse_allreduce_rms),
         """add --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
+    ),
+    # These read and write the memory of peers as well; both are off unless they are asked for.
+    Refused(
+        "fuse_gemm_comms or fuse_minimax_qk_norm in a world of several ranks",
+        lambda c: _sliced(c) > 1 and _fuses_otherwise(c.compilation_config.pass_config),
+        _LATER,
     ),
 )
 

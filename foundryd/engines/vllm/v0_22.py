@@ -3,7 +3,8 @@
 
 In the order in which a worker passes them::
 
-    WorkerWrapperBase.init_worker       the seams below are put in
+    WorkerWrapperBase.init_worker       plug-ins are loaded, if this process has not yet
+    WorkerWrapperBase.init_device       the seams below are put in
     Worker.init_device                  attach; then the context, process groups and the runner's buffers (arena io)
     Worker.load_model                   parameters (arena weights); their values come outside of arenas
     Worker.determine_available_memory   profiling runs as always; the archive says how large the KV cache is
@@ -20,9 +21,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from foundryd.engines.vllm import seam, support, v0_22_v1, v0_22_v2, versions
 from foundryd.engines.vllm.report import StartUp
@@ -33,7 +35,8 @@ from foundryd.settings import Mode, settings
 
 log = logging.getLogger("foundryd.vllm")
 
-_current: Any = None  # the adapter of this process's worker; a process has one worker at a time
+_current: Any = None  # the adapter of the worker that started last in this process; one starts at a time
+_adapters: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by worker, of which a program may make several
 
 
 def install() -> None:
@@ -44,10 +47,13 @@ def install() -> None:
 # --- the worker -------------------------------------------------------------------------------------------------------
 
 
-def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Mapping[str, Any]]) -> Any:
-    """Only a worker's process needs the seams, and only now all that they import is imported anyway."""
+def _init_wrapper(real: Callable[..., Any], wrapper: Any) -> Any:
+    """Only a worker's process needs the seams, and only now all that they import is imported anyway.
+
+    A process that vLLM starts anew for a worker loads plug-ins as it makes the worker, so nothing before is in time.
+    """
     config = settings()
-    second = bool(all_kwargs[wrapper.rpc_rank]["vllm_config"].use_v2_model_runner)
+    second = bool(wrapper.vllm_config.use_v2_model_runner)
     try:
         seam.install((*WORKER, *SCRATCH, *(V2 if second else ())))
         if config.mode is Mode.CAPTURE:
@@ -56,7 +62,7 @@ def _init_worker(real: Callable[..., Any], wrapper: Any, all_kwargs: Sequence[Ma
         if config.mode is Mode.CAPTURE:
             raise
         log.warning("vLLM starts as if foundryd were not installed (%s): %s", error.reason, error)
-    return real(wrapper, all_kwargs)
+    return real(wrapper)
 
 
 def _init_device(real: Callable[..., Any], worker: Any) -> Any:
@@ -67,6 +73,7 @@ def _init_device(real: Callable[..., Any], worker: Any) -> Any:
     version, config = versions.installed(), worker.vllm_config
     own = worker_settings(settings(), worker)
     _current = adapter = Adapter(own, StartUp(f"vLLM {version}", own.rank, replica=Place.of(worker).replica))
+    _adapters[worker] = adapter
     with adapter.report.phase("attach"):
         adapter.attach(
             VllmFacts(version, config), lambda: support.check(config, dict(os.environ)), pynccl_communicators
@@ -111,9 +118,15 @@ def _compile_or_warm_up_model(real: Callable[..., Any], worker: Any) -> Any:
 
 
 def _shutdown(real: Callable[..., Any], worker: Any) -> Any:
-    if _current is not None:
-        _current.close()
-    return real(worker)
+    """Ends what this worker has; another one of the process goes on."""
+    adapter = _adapters.pop(worker, None)
+    try:
+        if adapter is not None:
+            adapter.close()
+    finally:
+        # A device that failed fails here too, and vLLM frees what it can all the same.
+        done = real(worker)
+    return done
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -311,7 +324,7 @@ _V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 _LOADER = "vllm.model_executor.model_loader.base_loader"
 _KV = ("self", "kv_cache_config")
 
-ENTRY = (Seam("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_worker", ("self", "all_kwargs"), _init_worker),)
+ENTRY = (Seam("vllm.v1.worker.worker_base", "WorkerWrapperBase", "init_device", ("self",), _init_wrapper),)
 
 WORKER = (
     Seam(_WORKER, "Worker", "init_device", ("self",), _init_device),

@@ -141,8 +141,11 @@ class Standin:
             self._monkeypatch.setenv(name, str(value))
         settings.cache_clear()
 
-    def start(self, mode="", config=None, rank=0, local_rank=0, **variables):
-        """The worker of an engine that has started in this mode; its ranks are those within its replica."""
+    def start(self, mode="", config=None, rank=0, local_rank=0, spawned=False, **variables):
+        """The worker of an engine that has started in this mode; its ranks are those within its replica.
+
+        One that was ``spawned`` has a process of its own, which begins with the worker.
+        """
         self.environment(**({"FOUNDRYD_MODE": mode} if mode else {}), **variables)
         first = v0_22.V1 if "vllm.v1.worker.gpu_model_runner" in sys.modules else ()  # it is imported late
         alone = (*v0_22.LONE, *v0_22.LONE_V2)
@@ -154,7 +157,9 @@ class Standin:
         self.pieces.CUDAGraphWrapper._all_instances.clear()  # each start is one of a new process
         sys.modules.pop("vllm.plugins", None)
         sys.modules.pop("vllm.engine", None)
-        return importlib.import_module("vllm.engine").start(config or self.config.VllmConfig(), rank, local_rank)
+        return importlib.import_module("vllm.engine").start(
+            config or self.config.VllmConfig(), rank, local_rank, spawned
+        )
 
     def what(self):
         """What happened, without arenas."""

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,7 @@ PARTS = {
         name: set()
         for name in (
             "enable_dbo",
+            "ubatch_size",
             "enable_eplb",
             "enable_elastic_ep",
             "decode_context_parallel_size",
@@ -153,6 +155,19 @@ def test_each_setting_of_drafts_changes_one_fact_but_for_where_they_are_looked_u
     model.hf_config = vllm.config.HfConfig(eagle_aux_hidden_state_layer_ids=[1])
     assert drafted(draft_model_config=model) != elsewhere
     assert facts(vllm.config.VllmConfig())["vllm.speculative_method"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_impl", "transformers"),
+        ("quantization_config", {"linear": {"weight": "fp8"}}),
+        ("disable_sliding_window", True),
+        ("override_attention_dtype", "float32"),
+    ],
+)
+def test_how_vllm_makes_the_model_counts(vllm, name, value):
+    assert differing(vllm, set_to(f"model_config.{name}", value)) == {"vllm.model"}
 
 
 def test_a_block_size_counts_if_the_user_chose_it(vllm):
@@ -371,10 +386,10 @@ def drafts(method, *changes):
     return change
 
 
-def fused(config):
+def fused(config, what="fuse_allreduce_rms"):
     several(config)
     config.parallel_config.disable_custom_all_reduce = True
-    config.compilation_config.pass_config.fuse_allreduce_rms = True
+    setattr(config.compilation_config.pass_config, what, True)
 
 
 # For each row of the table, a configuration that it refuses.
@@ -386,6 +401,7 @@ REFUSED = [
     other_tokens,
     set_to("parallel_config.decode_context_parallel_size", 2),
     set_to("parallel_config.enable_eplb", True),
+    set_to("parallel_config.ubatch_size", 2),
     drafts("suffix"),
     drafts("eagle"),
     drafts("mtp", whole),
@@ -407,9 +423,11 @@ REFUSED = [
     set_to("model_config.max_model_len", -1),
     set_to("cache_config.calculate_kv_scales", True),
     set_to("compilation_config.use_inductor_graph_partition", True),
+    set_to("compilation_config.cudagraph_copy_inputs", True),
     set_to("compilation_config.cudagraph_mode", SimpleNamespace(name="NONE")),
     several,
     fused,
+    partial(fused, what="fuse_gemm_comms"),
 ]
 
 

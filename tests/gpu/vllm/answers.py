@@ -61,6 +61,38 @@ class Engine:
         results = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=chosen)
         return [list(result.outputs[0].token_ids) for result in results]
 
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, int]]:
+        """Counts replays inside: of graphs that were captured here, and of ``restored`` ones.
+
+        ``captured`` is how many vLLM captured since this process began.  All are of this process only, and so 0 where
+        workers have their own.
+        """
+        import torch
+        from vllm.compilation.counter import compilation_counter
+
+        from foundryd.engines.torch.graph import TorchRestored
+
+        found = {"native": 0, "restored": 0, "captured": 0}
+        owners: dict[str, Any] = {"native": torch.cuda.CUDAGraph, "restored": TorchRestored}
+        real = {kind: owner.replay for kind, owner in owners.items()}
+
+        def counted(kind: str) -> Any:
+            def replay(graph: Any, *arguments: Any) -> Any:
+                found[kind] += 1
+                return real[kind](graph, *arguments)
+
+            return replay
+
+        for kind, owner in owners.items():
+            owner.replay = counted(kind)
+        try:
+            yield found
+        finally:
+            for kind, owner in owners.items():
+                owner.replay = real[kind]
+            found["captured"] = int(compilation_counter.num_cudagraph_captured)
+
 
 @contextmanager
 def followed(file: str | None) -> Iterator[None]:
@@ -104,9 +136,10 @@ def main() -> None:
     left = list(waiting)
     # Numbers of adapters begin at 1.  A batch of one has one, and a larger one also prompts without.
     turns = [*enumerate(wanted["adapters"], 1), None] if wanted["adapters"] else []
-    for size in wanted["batches"]:
-        batch, left = left[:size], left[size:]
-        answers += engine.answer(batch, wanted["tokens"], (turns * size)[:size])
+    with engine.counting() as replays:
+        for size in wanted["batches"]:
+            batch, left = left[:size], left[size:]
+            answers += engine.answer(batch, wanted["tokens"], (turns * size)[:size])
     alike = [engine.answer(waiting[:1], wanted["tokens"], [turn])[0] for turn in turns]
     result = {
         "by_adapter": len({tuple(answer) for answer in alike}),
@@ -115,6 +148,7 @@ def main() -> None:
         "ready_s": ready - begun,
         "generate_s": time.perf_counter() - ready,
         "tokens": answers,
+        "replays": replays,
     }
     Path(wanted["out"]).write_text(json.dumps(result))
     if wanted["socket"] is not None:

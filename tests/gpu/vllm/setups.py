@@ -277,7 +277,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {**timed, "compilation_config": graphs(decode)},
             {"VLLM_USE_MEGA_AOT_ARTIFACT": "1"},
         ),
-        Setup("tp2", two, {**ranks, "tensor_parallel_size": 2}, alone),
+        # Workers are spawned, as under vllm serve; those of ep2 are forked.
+        Setup("tp2", two, {**ranks, "tensor_parallel_size": 2}, {**alone, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
         Setup(
             "ep2",
             sixteen,

@@ -9,9 +9,10 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 BLOCK_BYTES = 1 << 20
 
 
-def start(config, rank=0, local_rank=0):
-    """The worker once the engine would serve."""
-    load_general_plugins()
+def start(config, rank=0, local_rank=0, spawned=False):
+    """The worker once the engine would serve; in its own process, which was spawned for it, or in the engine's."""
+    if not spawned:
+        load_general_plugins()
     wrapper = WorkerWrapperBase()
     given = {"vllm_config": config, "rank": rank, "local_rank": local_rank, "distributed_init_method": "tcp://"}
     wrapper.init_worker(all_kwargs=[given])

@@ -25,6 +25,10 @@ class ModelConfig:
     hf_config: HfConfig = field(default_factory=HfConfig)
     dtype: torch.dtype = torch.float32
     quantization: str | None = None
+    quantization_config: dict[str, Any] | None = None
+    model_impl: str = "auto"
+    disable_sliding_window: bool = False
+    override_attention_dtype: str | None = None
     max_model_len: int = 64
     enforce_eager: bool = False
     enable_sleep_mode: bool = False
@@ -74,6 +78,7 @@ class ParallelConfig:
     all2all_backend: str = "allgather_reducescatter"
     disable_nccl_for_dp_synchronization: bool = True
     enable_dbo: bool = False
+    ubatch_size: int = 0
     enable_eplb: bool = False
     enable_elastic_ep: bool = False
     disable_custom_all_reduce: bool = False

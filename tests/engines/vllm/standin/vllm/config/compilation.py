@@ -20,6 +20,8 @@ class CUDAGraphMode(Enum):
 @dataclass
 class PassConfig:
     fuse_allreduce_rms: bool | None = None
+    fuse_gemm_comms: bool | None = None
+    fuse_minimax_qk_norm: bool | None = None
 
 
 @dataclass

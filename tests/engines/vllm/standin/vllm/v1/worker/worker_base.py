@@ -12,8 +12,12 @@ class WorkerWrapperBase:
         from vllm.plugins import load_general_plugins
 
         load_general_plugins()
+        self.vllm_config = all_kwargs[self.rpc_rank]["vllm_config"]
         worker_class = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
         self.worker = worker_class(**all_kwargs[self.rpc_rank])
+
+    def init_device(self):
+        self.worker.init_device()
 
     def __getattr__(self, name):
         return getattr(self.worker, name)
