@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matrix
+import reference
 from launch import Deadline, Program, Report, RunFailed, TimeUp, capture, daemon, native, restore
 
 from foundryd.archive.reader import ArchiveReader
@@ -22,7 +23,7 @@ from foundryd.archive.sizes import stored_bytes
 from foundryd.rankpatch.mesh import Mesh
 
 # capture is also made by restore, pairs and switch where there is no archive yet.
-STEPS = ("native", "floor", "capture", "restore", "pairs", "switch", "plan")
+STEPS = ("native", "floor", "capture", "restore", "pairs", "switch", "plan", "reference")
 
 # For pairs of batch sizes, all graphs share as few executables as can be.
 _SHARED = {"FOUNDRYD_EXECUTABLES": "1"}
@@ -54,6 +55,7 @@ class Bench:
         self._archive = out / f"{self.name}.foundry"
         self._file = out / f"{self.name}.json"
         self._troubles: dict[str, str] = {}
+        self._skipped: dict[str, str] = {}
         self.reports: dict[str, Any] = {"arguments": self._arguments}
         if self._file.exists():
             before = json.loads(self._file.read_text())
@@ -77,7 +79,9 @@ class Bench:
             self._step(["switch"], self._switch)
         if "plan" in steps:
             self._step(["plan"], self._plan)
-        return rows(self.name, self.reports, self._troubles)
+        if "reference" in steps:
+            self._step(["reference"], self._reference)
+        return rows(self.name, self.reports, self._troubles, self._skipped)
 
     def _step(self, names: Sequence[str], step: Callable[[], None]) -> None:
         name = " and ".join(names)
@@ -88,6 +92,8 @@ class Bench:
             self._troubles[name] = f"late: {error}"
         except RunFailed as error:
             self._troubles[name] = f"failed: {error}"
+        except reference.Skipped as error:
+            self._skipped[name] = str(error)
         self._file.write_text(json.dumps(self.reports))
 
     def _natively(self, steps: Sequence[str]) -> None:
@@ -148,6 +154,11 @@ class Bench:
     def _plan(self) -> None:
         (self.reports["plan"],) = native(Program("plan.py", ()), 1, timeout=self._deadline.left(120))
 
+    def _reference(self) -> None:
+        folder = self._archive.with_suffix(".reference")
+        known = self.reports.setdefault("reference", {})
+        reference.measure(known, self._arguments, self.world, folder, self._deadline)
+
     @contextmanager
     def _partial(self, steps: Sequence[str]) -> Iterator[str]:
         """Where ranks write as they go; if they do not end, that is the report, where every rank wrote one."""
@@ -164,8 +175,9 @@ class Bench:
             raise
 
 
-def rows(name: str, reports: Report, troubles: dict[str, str]) -> Rows:
+def rows(name: str, reports: Report, troubles: dict[str, str], skipped: dict[str, str] | None = None) -> Rows:
     """What is known, in milliseconds of the slowest rank; what is not is None."""
+    skipped = skipped or {}
     floors: Sequence[Report] = reports.get("floor", [])
     natives: Sequence[Report] = reports.get("native", floors)
     pairs: Sequence[Report] = reports.get("pairs", [])
@@ -178,6 +190,8 @@ def rows(name: str, reports: Report, troubles: dict[str, str]) -> Rows:
     verdict = "ok"
     if wrong:
         verdict = "late" if troubles and all(t.startswith("late") for t in troubles.values()) else "failed"
+    elif skipped and not any(reports.get(step) for step in STEPS):
+        verdict = "skipped"
     summary = {
         "case": name,
         "verdict": verdict,
@@ -196,7 +210,9 @@ def rows(name: str, reports: Report, troubles: dict[str, str]) -> Rows:
         "restored GB": _memory(restored),
         "detail": "; ".join(wrong)[:300],
     }
-    return [summary, *_phase_rows(name, restored), *_replay_rows(name, pairs)]
+    left_out = [{"case": f"{name} {step}", "verdict": "skipped", "detail": why} for step, why in skipped.items()]
+    measured = [*_phase_rows(name, restored), *_replay_rows(name, pairs), *reference.rows(name, reports)]
+    return [summary, *left_out, *measured]
 
 
 def _phase_rows(name: str, restored: Sequence[Report]) -> Rows:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture of one world's benchmark: native, floor and restored, by graph and until the engine may serve."""
+"""A picture of one world's benchmark: native, floor, restored, reference, by graph and until the engine may serve."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import reference
 
 Reports = dict[str, Any]
 
@@ -44,6 +46,8 @@ def draw(name: str, reports: Reports, path: Path) -> str:
         bars[label] = max(
             (r["from_restore"][mark] for r in restored if mark in r.get("from_restore", {})), default=None
         )
+    bars["reference, all"] = reference.fastest(reports.get("reference"), "all_served_ms")
+    bars["reference, hottest"] = reference.fastest(reports.get("reference"), "hottest_ms")
     known = {label: value for label, value in bars.items() if value is not None}
     drawn = ready.barh(list(known), list(known.values()))
     ready.bar_label(drawn, fmt="{:,.0f} ms", padding=3)

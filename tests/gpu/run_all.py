@@ -10,8 +10,11 @@ and the table is printed last, also when time was up or the program was told to 
 
     run_all.py --out DIR --part sweep --bench-variant tp=1 --point 1x2 --point 8x2 --point 8x8 --part-limit 300
 
+    run_all.py --out DIR --part bench --bench-variant tp=1 --bench-step restore --bench-step reference
+
 The sweep, of batch sizes and layers, runs only when it is named.  The benchmark ends with a row for each figure that
-has a target (``targets.py``), and a plot where matplotlib is there.
+has a target (``targets.py``), and a plot where matplotlib is there.  Its step ``reference`` measures foundry-core where
+that is installed and is skipped elsewhere.
 The status is 1 if anything failed or was late.
 """
 
@@ -42,7 +45,8 @@ from launch import PROGRAMS, STOP, Deadline, RunFailed, TimeUp, clean_environmen
 
 Rows = list[dict[str, Any]]
 ROOT = Path(__file__).parents[2]
-GOOD = ("ok", "captured")
+# What was skipped has a row that says so.
+GOOD = ("ok", "captured", "skipped")
 PARTS = ("tests", "matrix", "bench", "sweep", "hook")
 DEFAULT_PARTS = tuple(part for part in PARTS if part != "sweep")
 # What runs the matrix's cases, too.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import reference
+
 Reports = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -39,6 +41,8 @@ def rows(name: str, world: int, reports: Reports) -> Rows:
         _own_time(name, restored),
         *_sizes(name, reports.get("capture")),
     ]
+    if world == 1:
+        found += _reference(name, restored, reports.get("reference"))
     return found + _plans(name, reports.get("plan"))
 
 
@@ -101,6 +105,19 @@ def _ratio(
     if ours is None or not base:
         return _row(name, figure, wanted, None, None)
     return _row(name, figure, wanted, f"{ours / base:.3f} ({ours:,.2f} / {base:,.2f} {unit})", ours <= target * base)
+
+
+def _reference(name: str, restored: Sequence[Any], theirs: Any) -> Rows:
+    """Beside the better load of the reference implementation, after which each graph has its own executable."""
+    figures = {
+        "first replay of the hottest graph": ("hottest_ms", "hottest_ms"),
+        "every graph can be replayed": ("all_served_ms", "all_served_ms"),
+        "own executables": ("all_own_ms", "all_served_ms"),
+    }
+    return [
+        _ratio(name, f"{figure}, by the reference", 1.0, _since(restored, mark), reference.fastest(theirs, other))
+        for figure, (mark, other) in figures.items()
+    ]
 
 
 def _switches(name: str, reports: Sequence[Any]) -> Rows:

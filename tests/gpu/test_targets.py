@@ -33,6 +33,7 @@ def reports(**changes):
         "pairs": [{"compared_with_native": {"1": pair}}],
         "switch": [{"switched": {"1 and 2": switched}}],
         "plan": {"computed_ms": 0.1, "kept_ms": 0.001},
+        "reference": {"load": {"hottest_ms": 110.0, "all_served_ms": 210.0}},
     }
     return whole | changes
 
@@ -46,7 +47,7 @@ def test_every_figure_has_a_row_whether_measured_or_not(targets):
     assert [row["target met"] for row in known] == ["-", *["met"] * (len(known) - 1)]
     unknown = targets.rows("tp1", 1, {})
     assert {row["target met"] for row in unknown} == {"not measured"}
-    assert len(unknown) == len(known) == 12
+    assert len(unknown) == len(known) == 15
     assert {tuple(row) for row in (*known, *unknown)} == {tuple(known[0])}  # one heading for all
 
 

@@ -339,9 +339,10 @@ def _percentiles(values: Sequence[float]) -> list[float]:
     return [deciles[0], statistics.median(values), deciles[-1]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=("native", "engine"))
+def arguments(description: str | None, *roles: str) -> argparse.ArgumentParser:
+    """The command line of the benchmark's programs: all take what one of them is given."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("role", choices=roles)
     add_arguments(parser)
     # A short cache: proofs of a capture save and compare all of it many times.
     parser.set_defaults(size="qwen3-8b", layers=36, batch_sizes=batch_sizes("1-64"), max_seq=128)
@@ -357,7 +358,11 @@ def main() -> None:
     parser.add_argument("--warm-up-rounds", type=int, default=6)
     parser.add_argument("--inner", type=int, default=5, help="replays of one sample")
     parser.add_argument("--json", help="where to write the report after every step; {rank} becomes the rank")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = arguments(__doc__, "native", "engine").parse_args()
     print(json.dumps(native(args) if args.role == "native" else engine(args)), flush=True)
 
 

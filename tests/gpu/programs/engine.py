@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import Decoder, ModelConfig
+from models import Cache, Decoder, ModelConfig
 from sharding import Axis
 from torch import Tensor
 
@@ -171,12 +171,57 @@ def counters() -> dict[str, dict[str, int]]:
     return {"engine": dict(report.engine), "communication": dict(report.communication)}
 
 
-class Engine:
-    """One rank of a model, in whatever mode the environment says.
+class Requests:
+    """A model with the state of its requests, and the step that is captured.
 
     Attributes
     ----------
     tokens, positions : int64 [max_batch]: what a replay reads; it leaves the next tokens in ``tokens``.
+    """
+
+    config: ModelConfig
+    device: torch.device
+    generator: torch.Generator | None
+    model: Decoder
+    caches: list[Cache]
+    tokens: Tensor
+    positions: Tensor
+    steps_called: int
+
+    def reset(self) -> None:
+        """Forgets every request and starts the generator again."""
+        for cache in self.caches:
+            cache.keys.zero_()
+            cache.values.zero_()
+        self.tokens.zero_()
+        self.positions.zero_()
+        if self.generator is not None:
+            self.generator.manual_seed(self.config.seed)
+
+    def vary(self, seed: int) -> None:
+        """Puts inputs and caches into the state of requests that are under way, another for each seed."""
+        c = self.config
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for cache in self.caches:
+            cache.keys.normal_(generator=generator)
+            cache.values.normal_(generator=generator)
+        self.tokens.random_(0, c.vocab, generator=generator)
+        self.positions.random_(0, c.max_seq, generator=generator)
+
+    def step(self, batch: int) -> dict[str, Tensor]:
+        """Decodes one token of the first ``batch`` requests."""
+        self.steps_called += 1
+        with torch.no_grad():
+            out = self.model(self.tokens[:batch], self.positions[:batch], self.caches)
+            self.tokens[:batch].copy_(out["tokens"])
+        return out
+
+
+class Engine(Requests):
+    """One rank of a model, in whatever mode the environment says.
+
+    Attributes
+    ----------
     replayable : graph and outputs by batch size.
     """
 
@@ -224,34 +269,6 @@ class Engine:
                     self._extra = torch.zeros(8, device=self.device)
             self.reset()
         self._bind()
-
-    def reset(self) -> None:
-        """Forgets every request and starts the generator again."""
-        for cache in self.caches:
-            cache.keys.zero_()
-            cache.values.zero_()
-        self.tokens.zero_()
-        self.positions.zero_()
-        if self.generator is not None:
-            self.generator.manual_seed(self.config.seed)
-
-    def vary(self, seed: int) -> None:
-        """Puts inputs and caches into the state of requests that are under way, another for each seed."""
-        c = self.config
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for cache in self.caches:
-            cache.keys.normal_(generator=generator)
-            cache.values.normal_(generator=generator)
-        self.tokens.random_(0, c.vocab, generator=generator)
-        self.positions.random_(0, c.max_seq, generator=generator)
-
-    def step(self, batch: int) -> dict[str, Tensor]:
-        """Decodes one token of the first ``batch`` requests."""
-        self.steps_called += 1
-        with torch.no_grad():
-            out = self.model(self.tokens[:batch], self.positions[:batch], self.caches)
-            self.tokens[:batch].copy_(out["tokens"])
-        return out
 
     def prepare(self, after_first: Callable[[], None] = lambda: None) -> None:
         """Captures or restores the graph of every batch size, the largest first, and ``after_first`` when it is there.
