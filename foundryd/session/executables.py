@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundryd.errors import ArchiveFormatError, DeadlineExceeded, FoundrydError, RestoreError, UsageError
+from foundryd.interrupts import ANY, uninterrupted
 from foundryd.session.building import BuiltGraph
 from foundryd.session.driver import call, driver_ms, made_current, relaxed_capture
 from foundryd.session.policy import RestorePolicy
@@ -212,11 +213,12 @@ class Executables:
                     "closed: look at what the driver does, and close again"
                 )
             for graph in self.graphs.values():
-                built, graph.built = graph.built, None
-                self._mark(graph, False)
                 try:
-                    if built is not None:
-                        built.close()
+                    with uninterrupted(ANY):
+                        built, graph.built = graph.built, None
+                        self._mark(graph, False)
+                        if built is not None:
+                            built.close()
                 except FoundrydError as error:
                     failed = failed or error
         if failed is not None:
@@ -248,7 +250,8 @@ class Executables:
                 if len(self._ready) >= self._limit:
                     making.donor = self._donor(graph)
                     self._mark(making.donor, False)
-            with made_current(self._context), relaxed_capture():
+            # An exception of a handler amid this would lose a graph or an executable that nobody has taken yet.
+            with uninterrupted(ANY), made_current(self._context), relaxed_capture():
                 self._give_executable(graph, making.donor)
         finally:
             # No call may stand between here and the block that catches.
