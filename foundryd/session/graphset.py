@@ -19,6 +19,7 @@ from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
+from foundryd.session.vary import Vary
 from foundryd.settings import Mode, Settings, settings
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class GraphSet:
             raise UsageError("finish() was called after close(), which let go of every graph: call it before")
         self._finished = True
         if self._recorder is not None:
-            self._write_recording(vary, vary_graph)
+            self._write_recording(Vary(vary, vary_graph))
         elif self._session is not None:
             self._session.start_background()
 
@@ -245,9 +246,7 @@ class GraphSet:
         here = machine_identity(self._providers, local_rank=self._settings.local_rank)
         self._recorder = Recorder(self._hook, self._settings, here.fields)
 
-    def _write_recording(
-        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
-    ) -> None:
+    def _write_recording(self, vary: Vary) -> None:
         from foundryd.capture.control import Trials, prove
         from foundryd.capture.journal import Journal, read_strays
         from foundryd.capture.recording import load, save
@@ -265,7 +264,7 @@ class GraphSet:
             key = recording.structure_key()
             # A rank that is built otherwise now is captured again, so proofs of this capture would be of no use.
             if all(other.structure_key() == key for other in others if other.rank == recording.rank):
-                trials = Trials(Journal(self._settings.journal), vary, vary_graph, read_strays(self._settings.strays))
+                trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
                 modules = self._recorder.module_ids
                 recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
         save(recording, self._settings.recording)

@@ -23,6 +23,7 @@ from foundryd.errors import CaptureError, RestoreError, UsageError
 from foundryd.session import graphset
 from foundryd.session.policy import RestorePolicy
 from foundryd.session.store import Store
+from foundryd.session.vary import Vary
 from foundryd.settings import Mode, Settings, settings
 
 
@@ -169,16 +170,14 @@ class GraphSet(graphset.GraphSet):
             generators=generators,
         )
 
-    def _write_recording(
-        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
-    ) -> None:
+    def _write_recording(self, vary: Vary) -> None:
         if self._hook is not None:
             self._bound.require_in_arenas(self._hook.allocations())
         # What nothing uses any more need not be held.
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        super()._write_recording(vary, vary_graph)
+        super()._write_recording(vary)
 
     def _examine(self, recording: Recording) -> None:
         # A buffer that the engine updates, but made outside of arenas, is the one mistake that nothing else shows.
