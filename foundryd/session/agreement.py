@@ -22,6 +22,7 @@ _KINDS = (
 _NONE = 0xFFFFFFFF
 _GLANCE = 0.01  # seconds to look for what is there already
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 2.0  # seconds for one look while others are to come, doubled after each
+_LAST_LOOK = 0.5  # seconds, before it is believed that something is not there
 
 PHASES = ("ops", "done")  # in which ranks of a life wait for one another
 _JOIN = "join"
@@ -158,6 +159,9 @@ class Agreement:
             if not isinstance(life, str | None):
                 raise self._unreadable(0, _JOIN)
             if life is not None and life != self._life:
+                # Rank 0 closes a life before it begins another; that it gave up in this one is for this rank, too.
+                if self._life and self._named(words := self._list("closed", _LAST_LOOK)):
+                    return words
                 self._life, look = life, _FIRST_LOOK
                 self._set(self._key(_JOIN, self._rank), (self._name, gave_up))
             began = time.monotonic()
@@ -165,7 +169,7 @@ class Agreement:
             if self._named(words):
                 return words
             if time.monotonic() >= end:
-                heard = self._list("heard", _GLANCE) if self._life else []
+                heard = self._list("heard", _LAST_LOOK) if self._life else []
                 missing = [rank for rank, (name, _) in enumerate(heard) if not name] if self._named(heard) else [0]
                 raise self._overdue(missing, _JOIN)
             _rest(began, min(look, end - began))

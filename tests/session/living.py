@@ -30,6 +30,7 @@ class Ending:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.last = ""
+        self.slow = 0.0  # seconds before it is looked for the end of a life
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
@@ -37,6 +38,10 @@ class Ending:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def get(self, key: str, timeout: float) -> bytes:
+        if key.endswith("/closed") and self.slow:
+            time.sleep(self.slow)
+            self.slow = 0.0
+            raise TimeoutError(key)
         return self._store.get(key, timeout)
 
 
@@ -54,6 +59,7 @@ def connect(kind: str, place: str) -> Ending:
 def live(store: Ending, what: dict[str, Any]) -> Any:
     time.sleep(what.get("late", 0.0))
     store.last = what.get("dies_after", "")
+    store.slow = what.get("slow_to_read", 0.0)
     agreement = Agreement(store, RANK, WORLD, group="g", deadline=what.get("deadline", 20.0))
     try:
         agreement.join(what.get("gave_up", ""))

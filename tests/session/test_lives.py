@@ -104,19 +104,28 @@ def test_a_process_restores_as_often_as_it_likes(group):
 @pytest.mark.parametrize("gives_up", range(WORLD))
 @pytest.mark.parametrize("how", ["gave_up", "fails"])
 def test_who_gave_up_is_heard_in_its_own_life_only(group, gives_up, how):
-    """Before it joined or after."""
+    """Before it joined or after; the others go on to their next life when they have heard it."""
     broken = every(says="never")
     broken[gives_up][how] = "its layout diverged"
-    (ended,) = group.run(broken)
-    for rank, what in enumerate(ended):
-        if rank != gives_up:
+    whole = every(says="whole")
+    first, second, third = group.run(broken, whole, broken)
+    assert second == agreed("whole")
+    for rank in set(range(WORLD)) - {gives_up}:
+        for what in (first[rank], third[rank]):
             assert what["reason"] == "peer_failed"
             assert what["message"].startswith(f"rank {gives_up} gave up in or before phase '")
             assert what["message"].endswith("its layout diverged")
-    whole = every(says="whole")
-    whole[gives_up]["late"] = 0.5
-    assert group.run(whole) == [agreed("whole")]
-    assert group.run(broken) == [ended]
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_who_has_not_read_that_rank_0_gave_up_reads_it_after_rank_0_went_on(group, slow):
+    """Not the next life, in which that one would take part with what it is about to do in this one."""
+    broken, whole = every(says="never"), every(says="whole")
+    broken[0]["gave_up"] = "its layout diverged"
+    broken[slow]["slow_to_read"] = 1.0
+    first, second = group.run(broken, whole)
+    assert second == agreed("whole")
+    assert first[slow]["message"].endswith("its layout diverged")
 
 
 @pytest.mark.parametrize("dies", range(WORLD))
