@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _KINDS = (
 )  # fmt: skip
 _NONE = 0xFFFFFFFF
 _GLANCE = 0.01  # seconds to look for what is there already
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 2.0  # seconds for one look while others are to come, doubled after each
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 0.5  # seconds for one look while others are to come, doubled after each
 _LAST_LOOK = 0.5  # seconds, before it is believed that something is not there
 
 PHASES = ("ops", "done")  # in which ranks of a life wait for one another
@@ -67,7 +67,7 @@ class Agreement:
         self._world = world
         self._group = group
         self._deadline = deadline
-        self._name = secrets.token_hex(16)
+        self._name = os.urandom(16).hex()
         self._life = ""  # where this rank said something
         self._heard: dict[int, _Word] = {}  # by rank 0
 
