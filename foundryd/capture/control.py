@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ from foundryd.rankpatch.noise import Strays, address_candidates, noise_candidate
 from foundryd.session.building import Bindings, SmallGraphs
 from foundryd.session.driver import call
 from foundryd.session.native import CapturedGraph
+from foundryd.session.vary import Vary
 
 # How often an engine that can is asked to put itself into another state.
 _VARIED = 2
@@ -40,20 +41,13 @@ class Trials:
     Attributes
     ----------
     journal : knows the trials that are fatal and not made.
-    vary, vary_graph : put the engine into another state, all of it and what one graph needs of it, see
-        ``GraphSet.finish``; every proof is made again from each.
+    vary : puts the engine into other states; every proof is made again from each.
     strays : words that differ between ranks and follow no rule, to prove harmless too; only tried in other states.
     """
 
     journal: Journal = FORGETFUL
-    vary: Callable[[int], None] | None = None
-    vary_graph: Callable[[Any, int], None] | None = None
+    vary: Vary = field(default_factory=Vary)
     strays: Strays = ()
-
-    @property
-    def varied(self) -> bool:
-        """Whether there is more than one state."""
-        return self.vary is not None or self.vary_graph is not None
 
 
 def prove(
@@ -86,7 +80,7 @@ def prove(
         replays = [_replay(natives[graph], stream) for graph in mine]
         keys = [graph.key for graph in ours.graphs]
         # Harmless in one state says too little of what the rank may decide.
-        strays = trials.strays if trials.varied else ()
+        strays = trials.strays if trials.vary else ()
         with (
             Memory(hook, windows=windows, rank=ours.rank) as memory,
             _Suspects(hook, module_ids, ours, references, mine, strays, stream) as words,
@@ -94,9 +88,9 @@ def prove(
             # What this rank sees of its peers they see of this rank, and no replay here shows what theirs read.
             dead = {c.address for recording in (ours, *references) for c in recording.contents}
             dead -= {int(window["origin"]) for window in windows}
-            for seed in (None, *(range(_VARIED) if trials.varied else ())):
+            for seed in (None, *(range(_VARIED) if trials.vary else ())):
                 journal.enter_state(seed)
-                state = _State(memory, keys, seed, trials)
+                state = _State(memory, keys, seed, trials.vary)
                 state.enter()
                 began = time.monotonic()
                 memory.begin([state.prepared(graph, replay) for graph, replay in zip(mine, replays, strict=True)])
@@ -108,7 +102,7 @@ def prove(
                 spent = {"memory": kept - began, "dead": tried - kept, "noise": time.monotonic() - tried}
                 seconds |= {f"{part}, state {seed}": took for part, took in spent.items()}
             noise, proven_strays = words.proven(strays=False), words.proven(strays=True)
-            return Proofs(sorted(dead), noise, proven_strays, trials.varied, seconds)
+            return Proofs(sorted(dead), noise, proven_strays, bool(trials.vary), seconds)
     finally:
         call("cuStreamDestroy", stream)
 
@@ -120,17 +114,17 @@ class _State:
     memory: Memory
     keys: Sequence[Any]
     seed: int | None
-    trials: Trials
+    vary: Vary
 
     @property
     def by_graph(self) -> bool:
         """Whether each graph has one of its own."""
-        return self.seed is not None and self.trials.vary_graph is not None
+        return self.seed is not None and self.vary.graph is not None
 
     def enter(self) -> None:
         """Makes what all graphs have in common."""
-        if self.seed is not None and self.trials.vary is not None:
-            self.trials.vary(self.seed)
+        if self.seed is not None and self.vary.engine is not None:
+            self.vary.engine(self.seed)
         call("cuCtxSynchronize")
 
     def of(self, graph: int) -> AbstractContextManager[None]:
@@ -147,8 +141,8 @@ class _State:
         return run
 
     def _enter_for(self, graph: int) -> None:
-        if self.seed is not None and self.trials.vary_graph is not None:
-            self.trials.vary_graph(self.keys[graph], self.seed)
+        if self.seed is not None and self.vary.graph is not None:
+            self.vary.graph(self.keys[graph], self.seed)
             call("cuCtxSynchronize")
 
 

@@ -28,7 +28,9 @@ MAX_TEXT = 4096  # bytes of a string
 MAX_ITEMS = 65536  # of a list
 
 # The phases of a restore, in order; a report of another one counts as ``other``.
-PHASES = ("attach", "layout", "modules", "functions", "content", "agreement", "communication", "graphs", "done")
+PHASES = (
+    "attach", "join", "layout", "modules", "functions", "content", "agreement", "communication", "graphs", "done",
+)  # fmt: skip
 
 REPORTS = 2  # the version since which a rank may send ``Report``
 

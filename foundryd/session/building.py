@@ -13,6 +13,7 @@ from cuda.bindings import driver
 from foundryd._native import _hook, _rankpatch
 from foundryd.archive import index as ix
 from foundryd.errors import ArchiveFormatError, DriverCallFailed, UsageError
+from foundryd.interrupts import ANY, uninterrupted
 from foundryd.session.driver import call
 
 
@@ -112,18 +113,21 @@ class SmallGraphs:
         """Issues every group of ``comm_ops`` once, in order of its number."""
         count = int(comm_ops["group"].max()) + 1 if len(comm_ops) else 0
         for group in range(count):
-            self.handles.append(self._hook.comm_reissue(comm_ops[comm_ops["group"] == group]))
+            with uninterrupted(ANY):
+                self.handles.append(self._hook.comm_reissue(comm_ops[comm_ops["group"] == group]))
 
     def close(self) -> None:
         """Destroys the small graphs."""
         while self.handles:
-            self._hook.destroy_graph(self.handles.pop())
+            with uninterrupted(ANY):
+                self._hook.destroy_graph(self.handles.pop())
 
 
 class BuiltGraph:
     """A graph that the hook built, and its executable while it has one.
 
     The graph stays for as long as this does, so that an executable that was given away costs no second building.
+    Where handlers of signals may raise, whoever makes one or has it do something is ``uninterrupted(ANY)`` meanwhile.
     ``changeable`` keeps what ``set_kernel_params`` needs.
     """
 

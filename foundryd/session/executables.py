@@ -14,19 +14,18 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foundryd.errors import ArchiveFormatError, DeadlineExceeded, FoundrydError, RestoreError, UsageError
+from foundryd.forks import tell_of_forks
+from foundryd.interrupts import ANY, uninterrupted
 from foundryd.session.building import BuiltGraph
 from foundryd.session.driver import call, driver_ms, made_current, relaxed_capture
 from foundryd.session.policy import RestorePolicy
 
 log = logging.getLogger(__name__)
-
-_alive: weakref.WeakSet[Executables] = weakref.WeakSet()
 
 DEADLINE = 60.0  # seconds for what takes milliseconds: the graph in the making, or the end of the thread
 
@@ -145,7 +144,7 @@ class Executables:
         self._making: _Making | None = None
         self._demands = 0  # replays that wait to make an executable
         self._ready: set[RestoredGraph] = set()
-        _alive.add(self)
+        tell_of_forks(self)
 
     def build_first(self) -> None:
         """Gives the first graphs their executables; raises what building one raises."""
@@ -212,15 +211,26 @@ class Executables:
                     "closed: look at what the driver does, and close again"
                 )
             for graph in self.graphs.values():
-                built, graph.built = graph.built, None
-                self._mark(graph, False)
                 try:
-                    if built is not None:
-                        built.close()
+                    with uninterrupted(ANY):
+                        built, graph.built = graph.built, None
+                        self._mark(graph, False)
+                        if built is not None:
+                            built.close()
                 except FoundrydError as error:
                     failed = failed or error
         if failed is not None:
             raise failed
+
+    def forked(self) -> None:
+        """In a child nothing of the driver's is there, nor the background, which may have had the lock."""
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._closed, self._settled, self._thread, self._making = True, False, None, None
+        self._under_way.clear()
+        for graph in self.graphs.values():
+            graph.built = None
+            self._mark(graph, False)
 
     def _ready_to_launch(self, graph: RestoredGraph, turn: int) -> BuiltGraph:
         """The graph with an executable that nobody takes while this launch is under way."""
@@ -248,7 +258,8 @@ class Executables:
                 if len(self._ready) >= self._limit:
                     making.donor = self._donor(graph)
                     self._mark(making.donor, False)
-            with made_current(self._context), relaxed_capture():
+            # An exception of a handler amid this would lose a graph or an executable that nobody has taken yet.
+            with uninterrupted(ANY), made_current(self._context), relaxed_capture():
                 self._give_executable(graph, making.donor)
         finally:
             # No call may stand between here and the block that catches.
@@ -390,27 +401,9 @@ class Executables:
         if os.getpid() == self._process:
             self._stop_background()
 
-    def _forked(self) -> None:
-        """In a child nothing of the driver's is there, nor the background, which may have had the lock."""
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
-        self._closed, self._settled, self._thread, self._making = True, False, None, None
-        self._under_way.clear()
-        for graph in self.graphs.values():
-            graph.built = None
-            self._mark(graph, False)
-
     def _stop_background(self) -> None:
         with self._lock:
             self._stop = True
             self._condition.notify_all()
         if self._thread is not None:
             self._thread.join(DEADLINE)
-
-
-def _after_fork() -> None:
-    for executables in list(_alive):
-        executables._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

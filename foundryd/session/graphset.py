@@ -19,6 +19,7 @@ from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import new_attach_id, of_fallback, without_lease
 from foundryd.session.session import Session, attach, give_up
 from foundryd.session.store import Store
+from foundryd.session.vary import Vary
 from foundryd.settings import Mode, Settings, settings
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class GraphSet:
         self._hook: _hook.Hook | None = _hook.Hook() if _hook.available() else None
         self._recorder: Any = None
         self._natives: list[CapturedGraph] = []
+        self._prepared = False  # the other ranks may wait for what this one says
+        self._told = False  # they heard of this one
         self._finished = False
+        self._closed = False
         self._attach_id = new_attach_id()
         if self.mode is Mode.CAPTURE:
             self._start_recording()
@@ -107,8 +111,7 @@ class GraphSet:
 
         When capturing, ``fn`` is called twice: as a warm-up and under capture.  When restoring it is not called at all.
         """
-        if self._finished:
-            raise UsageError(f"the graph {key!r} was asked for after finish(): ask for every graph before")
+        self._check_open(key)
         self._prepare()
         if self._session is not None:
             graph = self._session.graph(key)
@@ -117,15 +120,29 @@ class GraphSet:
         self._keep(key, native)
         return native, native.outputs
 
+    def _check_open(self, key: Any) -> None:
+        for ended, what in ((self._closed, "close()"), (self._finished, "finish()")):
+            if ended:
+                raise UsageError(f"the graph {key!r} was asked for after {what}: ask for every graph before")
+
     def _prepare(self) -> None:
-        """Restores at the first call, if there is something to restore from."""
-        if self._session is None or self._session.restored:
+        """Restores, if that is still to be done, or tells the other ranks that this one does not."""
+        if self.mode is Mode.OFF:
             return
-        try:
-            self._check_engine(self._session.engine)
-            self._session.restore(self._store, connect=self._connect, policy=self._policy, start=False)
-        except FoundrydError as error:
-            self._give_session_up(error)
+        if not self._prepared:
+            self._prepared = True
+            self._before_first()
+        if self._session is None:
+            self._tell_others()
+        elif not self._session.restored:
+            try:
+                self._check_engine(self._session.engine)
+                self._session.restore(self._store, connect=self._connect, policy=self._policy, start=False)
+            except FoundrydError as error:
+                self._give_session_up(error)
+
+    def _before_first(self) -> None:
+        """Lets an adapter find its store and declare communicators, before anything is captured or restored."""
 
     def _keep(self, key: Any, native: CapturedGraph) -> None:
         """Takes in a graph that this process captured."""
@@ -162,9 +179,11 @@ class GraphSet:
         as ``vary(seed)`` left it; what it writes is taken back before another graph's turn.  Memory as it is when this
         is called has to do for every graph.
         """
+        if self._closed:
+            raise UsageError("finish() was called after close(), which let go of every graph: call it before")
         self._finished = True
         if self._recorder is not None:
-            self._write_recording(vary, vary_graph)
+            self._write_recording(Vary(vary, vary_graph))
         elif self._session is not None:
             self._session.start_background()
 
@@ -174,7 +193,11 @@ class GraphSet:
             self._session.wait(deadline)
 
     def close(self) -> None:
-        """Destroys the graphs and gives the lease back; call before communicators are destroyed."""
+        """Destroys the graphs and gives the lease back; call before communicators are destroyed.
+
+        No graph can be had after it.  May be called twice.
+        """
+        self._closed = True
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -191,16 +214,23 @@ class GraphSet:
         """Lets go of the session, after telling the daemon why; what follows is captured natively."""
         assert self._session is not None
         self._session.report_fallback(error)
+        self._told = self._session.joined
         self._session.close()
         self._session = None
         self._fall_back(error)
 
     def _fall_back(self, error: FoundrydError) -> None:
         self.fallback = error
-        if self._store is not None and self._settings.world_size > 1:
-            # The others must not wait for a rank that will not come.
-            give_up(self._store, self._settings, error)
         log.warning("capturing natively (%s): %s", error.reason, error, extra=attach_field(self._attach_id))
+        if self._prepared:
+            self._tell_others()
+
+    def _tell_others(self) -> None:
+        """After a fallback: the others must not wait for a rank that will not come, nor restore without it."""
+        if self.fallback is None or self._store is None or self._settings.world_size == 1 or self._told:
+            return
+        self._told = True
+        give_up(self._store, self._settings, self.fallback)
 
     def _start_recording(self) -> None:
         from foundryd.capture.recorder import Recorder  # only a capturing engine needs it
@@ -216,9 +246,7 @@ class GraphSet:
         here = machine_identity(self._providers, local_rank=self._settings.local_rank)
         self._recorder = Recorder(self._hook, self._settings, here.fields)
 
-    def _write_recording(
-        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
-    ) -> None:
+    def _write_recording(self, vary: Vary) -> None:
         from foundryd.capture.control import Trials, prove
         from foundryd.capture.journal import Journal, read_strays
         from foundryd.capture.recording import load, save
@@ -236,7 +264,7 @@ class GraphSet:
             key = recording.structure_key()
             # A rank that is built otherwise now is captured again, so proofs of this capture would be of no use.
             if all(other.structure_key() == key for other in others if other.rank == recording.rank):
-                trials = Trials(Journal(self._settings.journal), vary, vary_graph, read_strays(self._settings.strays))
+                trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
                 modules = self._recorder.module_ids
                 recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)
         save(recording, self._settings.recording)

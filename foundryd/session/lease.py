@@ -15,7 +15,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from foundryd.daemon.runtime import RuntimeDir
 from foundryd.daemon.sealed import Sealed
 from foundryd.errors import DaemonError, DaemonNotRunning, FoundrydError, LeaseLost, ProtocolError
 from foundryd.faults import fault
+from foundryd.forks import tell_of_forks
 
 log = logging.getLogger("foundryd")
 
@@ -35,8 +35,6 @@ LONGEST_PAUSE = 1.0  # while there is none: connecting to nobody costs nothing
 LONGEST_PAUSE_REFUSED = 30.0  # while there is one that refuses
 GREETING = 5.0  # seconds for the daemon's greeting
 ATTEMPT = 120.0  # seconds for one attempt, the daemon's loading of the archive included
-
-_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Lease:
         self._wake = -1
         self._thread: threading.Thread | None = None
         sock.setblocking(False)
-        _leases.add(self)
+        tell_of_forks(self)
         if keeper is not None:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = keeper.keep(self)
@@ -195,7 +193,8 @@ class Lease:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
+        """Ends it in a child of this process, whose it is not."""
         # The lock may have been held by a thread that does not exist here, as does the one that keeps the lease.
         self._lock = threading.Lock()
         self._closed = True
@@ -342,11 +341,3 @@ def _attach_again(sock: socket.socket, claim: Claim, deadline: float) -> tuple[i
             "start it with that archive"
         )
     return granted.lease, True
-
-
-def _after_fork() -> None:
-    for lease in list(_leases):
-        lease._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from foundryd.errors import (
     HookMissing,
     LeaseLost,
     NotInArchiveError,
+    PeerFailed,
     UsageError,
 )
 from foundryd.faults import fault
@@ -30,7 +32,7 @@ from foundryd.logs import attach_field, set_up_rank
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.plan import Plan
 from foundryd.session import client
-from foundryd.session.agreement import Agreement, check_op_lists, describe_ops
+from foundryd.session.agreement import PHASES, Agreement, check_op_lists, describe_ops, why
 from foundryd.session.arrays import freeze_key
 from foundryd.session.communicators import used_declarations
 from foundryd.session.driver import driver_ms, time_calls
@@ -44,8 +46,8 @@ from foundryd.settings import Settings, settings
 
 log = logging.getLogger(__name__)
 
-_PHASES = ("ops", "done")
 _ATTACH_DEADLINE = 30.0  # seconds
+_DEADLINE = 120.0  # seconds for each thing that another rank owes
 
 
 def attach(config: Settings | None = None, providers: Sequence[Provider] = (), *, attach_id: str = "") -> Session:
@@ -105,13 +107,18 @@ def _variant(config: Settings) -> str:
 
 
 def _agreement(store: Store, config: Settings, deadline: float) -> Agreement:
-    return Agreement(store, config.rank, config.world_size, scope=f"{config.group}/0", deadline=deadline)
+    return Agreement(store, config.rank, config.world_size, group=config.group, deadline=deadline)
 
 
-def give_up(store: Store, config: Settings, error: BaseException) -> None:
-    """Tells the other ranks that this one does not restore, so that none of them does."""
-    reason = str(error) if isinstance(error, FoundrydError) else f"its restore ended with {error!r}"
-    _agreement(store, config, 0.0).fail(_PHASES, reason)
+def give_up(store: Store, config: Settings, error: FoundrydError) -> None:
+    """Tells the other ranks, instead of restoring, that this one does not, so that none of them does.
+
+    To be called where this rank would have restored, since it waits until the others are there to hear it.
+    """
+    try:
+        _agreement(store, config, _DEADLINE).join(why(error))
+    except (PeerFailed, DeadlineExceeded) as other:
+        log.info("rank %d gave up and so do others: %s", config.rank, other)
 
 
 class Session:
@@ -119,6 +126,7 @@ class Session:
 
     Attributes
     ----------
+    joined : whether ``restore`` came to where the other ranks hear of this one.
     restored : whether ``restore`` succeeded.
     phases : milliseconds of each phase so far, in order; ``graphs`` are those that the policy wants first.
     driver_ms : milliseconds of each phase in the driver, where ``FOUNDRYD_DRIVER_CLOCK`` is set.
@@ -141,6 +149,7 @@ class Session:
         self._materializer: Materializer | None = None
         self._graphs: dict[Any, RestoredGraph] = {}
         self.attach_id = attach_id
+        self.joined = False
         self.restored = False
         self.phases: dict[str, float] = {}
         self.driver_ms: dict[str, float] = {}
@@ -171,7 +180,7 @@ class Session:
         self,
         store: Store | None = None,
         *,
-        deadline: float = 120.0,
+        deadline: float = _DEADLINE,
         connect: Callable[[], None] | None = None,
         policy: RestorePolicy | None = None,
         start: bool = True,
@@ -191,9 +200,10 @@ class Session:
             self._restore(agreement, connect, policy)
         except BaseException as error:
             # Whatever it is, an interrupt or an error of ``connect`` too: nobody waits for this rank, nothing stays.
-            cause = agreement.blame(_PHASES, error) if agreement and isinstance(error, FoundrydError) else error
-            if store is not None and self.plan.world > 1:
-                self._undo(lambda: give_up(store, self._config, cause))
+            cause: BaseException = error
+            if agreement is not None:
+                cause = agreement.blame(PHASES, error) if isinstance(error, FoundrydError) else error
+                self._undo(partial(agreement.fail, PHASES, why(cause)))
             self._undo(self._teardown)
             self._undo(self._hook.release_held)
             if cause is error:
@@ -300,6 +310,10 @@ class Session:
         return None if self._materializer is None else self._materializer.executables
 
     def _restore(self, agreement: Agreement | None, connect: Callable[[], None] | None, policy: RestorePolicy) -> None:
+        with self._phase("join"):
+            if agreement is not None:
+                self.joined = True
+                agreement.join()
         fault("restore")
         with self._phase("layout"):
             materializer = self._materializer = Materializer(self._hook, self._reader, self._variant, self.plan)

@@ -143,6 +143,77 @@ def is_interrupted(rank: Rank) -> dict[str, Any]:
     return {"interrupts": interrupts, "wrong": wrong, "other": other[:3], "closed": closed, "took": took}
 
 
+class Interrupting:
+    """A hook that counts the graphs that it made and that were not destroyed, and lets a scenario in after it."""
+
+    def __init__(self, hook: Any, after: Callable[[str], None]) -> None:
+        self._hook = hook
+        self._after = after
+        self.living: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hook, name)
+
+    def build_graph(self, *arguments: Any) -> int:
+        graph = int(self._hook.build_graph(*arguments))
+        self.living.add(graph)
+        self._after("build_graph")
+        return graph
+
+    def destroy_graph(self, graph: int) -> None:
+        self._hook.destroy_graph(graph)
+        self.living.discard(graph)
+        self._after("destroy_graph")
+
+
+def is_interrupted_behind_calls(rank: Rank) -> dict[str, Any]:
+    """A handler raises when a call has made or ended something, before whoever called it can note that."""
+    rank.restore(RestorePolicy(first="all"))
+    batches = list(rank.config.batch_sizes)
+    right = {batch: rank.first_token(batch) for batch in batches}
+    materializer, members = rank.session._materializer, [graph.member for graph in rank.session.graphs.values()]
+    signals = (signal.SIGALRM, signal.SIGINT, signal.SIGUSR1)
+    awaited: list[str] = []
+    raised: dict[str, int] = {}
+    wrong: list[int] = []
+    other: list[list[str]] = []
+
+    def after(name: str) -> None:
+        if name in awaited:
+            awaited.clear()
+            raised[name] = raised.get(name, 0) + 1
+            armed.append(True)
+            signal.raise_signal(signals[raised[name] % len(signals)])
+
+    def interrupted(name: str, what: Callable[[], Any]) -> None:
+        """``what``, with an interrupt behind that call if it comes to it."""
+        awaited[:], before = [name], sum(raised.values())
+        error = attempt(what)
+        awaited.clear()
+        if (error or [None])[0] != ("KeyboardInterrupt" if sum(raised.values()) > before else None):
+            other.append([name, str(error)])
+
+    for number in signals:
+        signal.signal(number, signal.getsignal(signal.SIGALRM))
+    rank.driver.after = after
+    hook = materializer._hook = Interrupting(materializer._hook, after)
+    before = set(rank.driver.living)
+    left = []
+    for name in ("build_graph", "cuGraphInstantiate", "cuGraphExecUpdate", "cuGraphExecDestroy", "destroy_graph"):
+        for rank.driver.refuses in (False, True):
+            policy = RestorePolicy((), (), False, 2)
+            some = executables.Executables(materializer._build, members, policy, who="rank 0", extra={})
+            rank.use(some.graphs)
+            for batch in (*batches, *batches):
+                interrupted(name, lambda batch=batch: rank.first_token(batch))
+                wrong += [batch] * (rank.first_token(batch) != right[batch])
+            interrupted(name, some.close)
+            some.close()
+            left.append([name, len(hook.living), len(rank.driver.living - before)])
+    rank.use(rank.session.graphs)
+    return {"raised": raised, "wrong": wrong, "other": other[:3], "left": [one for one in left if any(one[1:])]}
+
+
 def a_change_does_not_end(rank: Rank) -> dict[str, Any]:
     """The call that changes an executable into another graph's does not come back well: it fails, or a signal came."""
     rank.restore()
@@ -320,8 +391,8 @@ def connect_fails(rank: Rank) -> dict[str, Any]:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        closes_under_replays, is_interrupted, a_change_does_not_end, fails_at_random, forks, cannot_destroy,
-        restore_is_interrupted, connect_fails,
+        closes_under_replays, is_interrupted, is_interrupted_behind_calls, a_change_does_not_end, fails_at_random,
+        forks, cannot_destroy, restore_is_interrupted, connect_fails,
     )
 }  # fmt: skip
 

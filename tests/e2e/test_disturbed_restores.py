@@ -48,6 +48,15 @@ def test_interrupts_leave_graphs_right_and_closable(run, four, policy):
     assert found["took"] < 3
 
 
+def test_no_handle_is_lost_to_an_interrupt_behind_the_call_that_made_it(run, four):
+    (found,) = run(four, "is_interrupted_behind_calls")
+    assert (found["other"], found["wrong"], found["left"]) == ([], [], [])
+    assert set(found["raised"]) == {
+        "build_graph", "cuGraphInstantiate", "cuGraphExecUpdate", "cuGraphExecDestroy", "destroy_graph",
+    }  # fmt: skip
+    assert min(found["raised"].values()) > 1
+
+
 def test_an_executable_whose_change_did_not_end_is_not_launched_again(run, four):
     (found,) = run(four, "a_change_does_not_end", {"executables": 1})
     for kind, ended in found["found"].items():

@@ -76,6 +76,7 @@ running, when, line = [], [], 0
 def Popen(*arguments, **options):
     process = starts(*arguments, **options)
     running.append(process)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
     return process
 
 def ask(*_):
@@ -106,7 +107,6 @@ for first in range(1, 60, 5):
         faulthandler.dump_traceback_later(20, exit=True)
         running.clear()
         when[:], line = [first, second], 0
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         sys.settrace(trace)
         try:
             capture(folder / "out.foundry", CaptureSpec("ep=2", sleeps, jobs=jobs))
@@ -163,3 +163,39 @@ finally:
 """
     done = subprocess.run([sys.executable, "-P", "-c", source], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (5, "['thread', 'inside']\n"), done
+
+
+def test_a_handler_that_raises_while_others_are_put_back_takes_none_along():
+    source = """
+import signal
+from foundryd.interrupts import ANY, uninterrupted
+said, put_back = [], signal.signal
+numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+def handle(number, _):
+    said.append(signal.Signals(number).name)
+    if number == signal.SIGUSR1:
+        raise KeyboardInterrupt
+
+def raising(number, handler):
+    put_back(number, handler)
+    if number == signal.SIGUSR1:
+        signal.raise_signal(number)
+
+for number in numbers:
+    signal.signal(number, handle)
+try:
+    with uninterrupted(ANY):
+        for number in numbers[1:]:
+            signal.raise_signal(number)
+        said.append("inside")
+        signal.signal = raising
+except KeyboardInterrupt:
+    said.append("raised")
+for number in numbers[1:]:
+    signal.raise_signal(number)
+print(said)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", source], capture_output=True, text=True, timeout=30)
+    said = ["inside", "SIGUSR1", "SIGUSR2", "SIGALRM", "raised", "SIGUSR2", "SIGALRM"]
+    assert (done.returncode, done.stdout) == (0, f"{said}\n"), done

@@ -25,6 +25,8 @@ graphs = GraphSet.from_env(store=store)
 engine = Engine(config.from_args(args, world=env.world_size), env.rank, Device(env.local_rank), graphs, store)
 if os.environ.get("DIES_IN") == "start":
     os.kill(os.getpid(), signal.SIGKILL)
+if os.environ.get("DIES_IN") == "layout":
+    Materializer.arrange = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 if os.environ.get("DIES_IN") == "graphs":
     Materializer.build_graphs = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 error = None
@@ -37,7 +39,7 @@ os._exit(0)  # communicators whose peer is gone have nobody to say goodbye to
 """
 
 
-@pytest.mark.parametrize(("dies", "phase"), [("start", "ops"), ("graphs", "done")])
+@pytest.mark.parametrize(("dies", "phase"), [("start", "join"), ("layout", "ops"), ("graphs", "done")])
 def test_a_rank_that_is_killed_is_named_with_its_phase(e2e, worlds, pair, dies, phase):
     changes = {0: e2e.Change(program=RANK), 1: e2e.Change(program=RANK, env={"DIES_IN": dies})}
     alive, dead = worlds.run(pair.config, pair.env(), changes=changes, timeout=40)

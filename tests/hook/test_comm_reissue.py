@@ -79,6 +79,19 @@ small = [hook.comm_reissue(ops[ops["group"] == g]) for g in range(int(ops["group
 issued = hook.report()
 built = hook.build_graph(arrays(captured["graph"]), np.array(functions, np.uint64), small)
 
+orders, living = set(), []
+for i in range(40):
+    graph, nodes = hook.build_graph_and_nodes(arrays(captured["graph"]), np.array(functions, np.uint64), small)
+    place = {int(node): number for number, node in enumerate(nodes)}
+    waited = [ok(cu.cuGraphNodeGetDependencies(cu.CUgraphNode(int(node)), 64)) for node in nodes]
+    orders.add(str([[place.get(int(node), -1) for node in found[: int(count)]] for found, *_, count in waited]))
+    # Memory for the next graph's nodes is free at other places each time.
+    living.append(graph)
+    if i % 3:
+        hook.destroy_graph(living.pop(i * 7 % len(living)))
+for graph in living:
+    hook.destroy_graph(graph)
+
 write_words(memory, [0] * 8192)
 write_words(at(1), [10 + rank])
 write_words(at(5), [100 * (rank + 1)])
@@ -101,7 +114,7 @@ for graph in small:
 owners = [[int(m["communication"]), int(m["live"])] for m in hook.modules()]
 world.destroy()
 other.destroy()
-answer({"words": out, "types": sorted(types), "in_use": in_use, "owners": owners,
+answer({"words": out, "types": sorted(types), "in_use": in_use, "owners": owners, "orders": sorted(orders),
         "captures": [issued.engine["captures"] - before.engine["captures"],
                      issued.communication["captures"] - before.communication["captures"]],
         "gone": refusal(lambda: hook.comm_reissue(ops[:1]))})
@@ -188,6 +201,8 @@ def test_reissued_collectives_compute_between_processes(
         assert "built graphs use" in found["in_use"][1]
         assert found["gone"][0] == "UsageError"
         assert "destroyed" in found["gone"][1]
+        # Nodes lie elsewhere in each of these graphs, and their edges come in one order.
+        assert len(found["orders"]) == 1
         # Issuing again is on behalf of communication, and so is the module that the library loads.
         assert found["captures"] == [0, 13]
         assert [1, 1] in found["owners"]

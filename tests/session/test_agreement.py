@@ -41,13 +41,14 @@ class MemoryStore:
             return self._values[key]
 
 
-def on_every_rank(world, body, deadline=10.0):
-    store = MemoryStore()
+def on_every_rank(world, body, deadline=10.0, store=None):
+    store = store or MemoryStore()
     results = [None] * world
 
     def run(rank):
-        agreement = Agreement(store, rank, world, scope="g/0", deadline=deadline)
+        agreement = Agreement(store, rank, world, group="g", deadline=deadline)
         try:
+            agreement.join()
             results[rank] = body(agreement, rank)
         except Exception as error:
             results[rank] = error
@@ -95,11 +96,18 @@ def test_a_silent_rank_is_named_with_the_phase():
     assert "'ops'" in str(results[0])
 
 
-def test_a_message_of_another_kind_is_refused():
-    store = MemoryStore()
-    store.set("foundryd/g/0/p/1", b"\xc1 not msgpack")
-    with pytest.raises(ProtocolError, match="rank 1"):
-        Agreement(store, 0, 2, scope="g/0", deadline=1.0).exchange("p", 0)
+@pytest.mark.parametrize(("key", "phase", "named"), [("p/1", "p", 1), ("join/1", "join", 1), ("life", "join", 0)])
+def test_a_message_of_another_kind_is_refused(key, phase, named):
+    class Garbling(MemoryStore):
+        def get(self, wanted, timeout):
+            value = super().get(wanted, timeout)
+            return b"\xc1 not msgpack" if wanted.endswith(f"/{key}") else value
+
+    results = on_every_rank(3, lambda a, rank: a.exchange("p", rank), store=Garbling(), deadline=2.0)
+    errors = [str(r) for r in results if isinstance(r, ProtocolError)]
+    assert errors
+    for error in errors:
+        assert error.startswith(f"rank {named} published something that is not a message of phase '{phase}'")
 
 
 def test_equal_lists_pass_whatever_the_addresses_and_peers():
@@ -191,8 +199,7 @@ def test_the_lists_of_a_large_world_are_small_and_quickly_compared():
 
 
 def test_a_driver_call_that_failed_because_a_peer_gave_up_is_the_peer_s_failure():
-    store = MemoryStore()
-    ranks = [Agreement(store, r, 3, scope="g/0", deadline=5.0) for r in range(3)]
+    ranks = on_every_rank(3, lambda agreement, rank: agreement)
     call, layout = DriverCallFailed("cuIpcOpenMemHandle failed"), LayoutDiverged("allocation 3 is larger")
     assert ranks[0].blame(("ops", "done"), call) is call
     ranks[2].fail(("ops", "done"), "its memory diverged")

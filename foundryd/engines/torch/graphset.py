@@ -22,8 +22,8 @@ from foundryd.engines.torch.world import LoneWorld
 from foundryd.errors import CaptureError, RestoreError, UsageError
 from foundryd.session import graphset
 from foundryd.session.policy import RestorePolicy
-from foundryd.session.session import give_up
 from foundryd.session.store import Store
+from foundryd.session.vary import Vary
 from foundryd.settings import Mode, Settings, settings
 
 
@@ -64,7 +64,6 @@ class GraphSet(graphset.GraphSet):
         self._registered: list[Registered] = []
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
-        self._prepared = False
         self._earlier: list[tuple[int, int]] = []  # blocks of no arena that were there before the first graph
 
     @classmethod
@@ -102,8 +101,7 @@ class GraphSet(graphset.GraphSet):
         When capturing, ``fn`` is called ``warmups`` times and once more under capture, on a stream of its own.  When
         restoring it is not called.  ``generators`` are those that ``fn`` draws from beside the device's default one.
         """
-        if self._finished:
-            raise UsageError(f"the graph {key!r} was asked for after finish(): ask for every graph before")
+        self._check_open(key)
         places = self._places(generators)
         self._prepare()
         if self._session is not None:
@@ -135,23 +133,14 @@ class GraphSet(graphset.GraphSet):
                 self._generators.append(generator)
         return [0, *(next(i for i, k in enumerate(self._generators) if k is g) for g in generators)]
 
-    def _prepare(self) -> None:
-        if self._prepared:
-            return
-        self._prepared = True
-        if self.mode is Mode.OFF:
-            return
+    def _before_first(self) -> None:
         if self._store is None:
             self._store = default_store()
         if self.fallback is not None:
-            # It fell back before there was a store to say so.
-            if self._store is not None and self._settings.world_size > 1:
-                give_up(self._store, self._settings, self.fallback)
             return
         self._declare_communicators()
         if self._recorder is not None:
             self._earlier = unpooled_blocks()
-        super()._prepare()
 
     def _declare_communicators(self) -> None:
         """Makes and declares the communicators that graphs may use; an engine that has its own declares those."""
@@ -181,16 +170,14 @@ class GraphSet(graphset.GraphSet):
             generators=generators,
         )
 
-    def _write_recording(
-        self, vary: Callable[[int], None] | None, vary_graph: Callable[[Any, int], None] | None
-    ) -> None:
+    def _write_recording(self, vary: Vary) -> None:
         if self._hook is not None:
             self._bound.require_in_arenas(self._hook.allocations())
         # What nothing uses any more need not be held.
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        super()._write_recording(vary, vary_graph)
+        super()._write_recording(vary)
 
     def _examine(self, recording: Recording) -> None:
         # A buffer that the engine updates, but made outside of arenas, is the one mistake that nothing else shows.

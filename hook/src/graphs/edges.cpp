@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -85,10 +86,17 @@ std::vector<Edge> edges_of(CUgraph graph) {
 
 std::vector<Edge> without_doubles(std::vector<Edge> edges) {
   const auto nodes = [](const Edge &e) { return std::pair(e.from, e.to); };
-  std::stable_sort(edges.begin(), edges.end(), [&](const Edge &a, const Edge &b) { return nodes(a) < nodes(b); });
+  // Sorted by address only to bring doubles together: where nodes lie must not decide the order of the result.
+  std::vector<size_t> places(edges.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  std::sort(places.begin(), places.end(),
+            [&](size_t a, size_t b) { return std::pair(nodes(edges[a]), a) < std::pair(nodes(edges[b]), b); });
+  std::vector<bool> counts(edges.size(), true);
+  for (size_t i = 1; i < places.size(); ++i)
+    if (nodes(edges[places[i - 1]]) == nodes(edges[places[i]])) counts[places[i - 1]] = false;
   size_t kept = 0;
   for (size_t i = 0; i < edges.size(); ++i)
-    if (i + 1 == edges.size() || nodes(edges[i]) != nodes(edges[i + 1])) edges[kept++] = edges[i];
+    if (counts[i]) edges[kept++] = edges[i];
   edges.resize(kept);
   return edges;
 }

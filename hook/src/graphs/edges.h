@@ -27,7 +27,7 @@ std::vector<CUgraphNode> nodes_of(CUgraph graph);
 // In no particular order.
 std::vector<Edge> edges_of(CUgraph graph);
 
-// One edge for each pair of nodes, in order of the nodes; of edges between the same two the last one counts.
+// One edge for each pair of nodes, in the order in which they are given; of edges between the same two the last counts.
 std::vector<Edge> without_doubles(std::vector<Edge> edges);
 
 // Adds the edges of a graph that has none yet, no two between the same nodes.  Throws Error if the driver made
