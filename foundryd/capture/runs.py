@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from foundryd import _native
 from foundryd.capture.journal import unended, write_share, write_strays
@@ -216,7 +216,7 @@ class Runs:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
         with uninterrupted():
             made = self._controls_of(rank, others, strays)
-            wait(made, return_when=FIRST_EXCEPTION)
+            _wait(made)
         path, recording = self._joined([future.result() for future in made], others)
         self._controls.append((rank, path, recording))
         return recording
@@ -297,8 +297,7 @@ class Runs:
             with ThreadPoolExecutor(self._spec.jobs) as workers:
                 futures = [workers.submit(self._capture, launch) for launch in launches]
                 try:
-                    ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                    for future in ended:
+                    for future in _wait(futures):
                         future.result()
                     return [future.result() for future in futures]
                 except BaseException:
@@ -415,6 +414,17 @@ class Runs:
         if launch.strays is not None:
             env["FOUNDRYD_STRAYS"] = str(launch.strays)
         return env
+
+
+def _wait(futures: Sequence[Future[Any]]) -> set[Future[Any]]:
+    """Waits until all are done, or one failed; those that are done.
+
+    It looks up now and then: where another thread of the process took a signal, nothing else wakes this one for it.
+    """
+    while True:
+        done, others = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+        if not others or any(future.cancelled() or future.exception() is not None for future in done):
+            return done
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -61,6 +61,24 @@ def test_nothing_outlives_it(e2e, folder, traces, what, how):
     assert traces.nothing_is_left()
 
 
+def test_a_signal_that_another_thread_took_ends_captures_side_by_side(e2e, folder, traces):
+    elsewhere = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+class Popen(Popen):
+    def __init__(self, *arguments, **options):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        super().__init__(*arguments, **options)
+subprocess.Popen = Popen
+"""
+    source = AMID + elsewhere + STARTS["captures side by side"]
+    line = [sys.executable, "-P", "-c", source, str(int(signal.SIGTERM)), str(folder)]
+    env = e2e.changed(e2e.clean_environment(), traces.env)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done
+    assert "started" in done.stdout, done
+    assert traces.nothing_is_left()
+
+
 # Asks at every line of the main thread that follows the start of a process, and again at lines that follow that.
 TWICE = """
 import faulthandler, gc, linecache, os, signal, subprocess, sys, threading
