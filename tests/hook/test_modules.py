@@ -179,6 +179,50 @@ def test_settings_are_the_last_values_of_each_function(hooked: Any) -> None:
     assert found == [[0, "mad", [[-1, 2], [8, 4096]]], [1, "mad", [[9, 50]]], [1, "count", []]]
 
 
+def test_limits_are_the_highest_that_any_launch_had(hooked: Any) -> None:
+    """A program may set them for each launch anew, and larger batches, which need more, are often captured first."""
+    attribute = "cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_"
+    found = hooked.graphs(
+        f"""
+        start()
+        module = Module()
+        shared, cluster = {attribute}MAX_DYNAMIC_SHARED_SIZE_BYTES, {attribute}NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        shape = module.function("shape")
+        hook.arena_push(_hook.Arena.IO)
+        out = malloc(32)
+        hook.arena_pop()
+        def body(s, sizes):
+            for size in sizes:
+                ok(cu.cuFuncSetAttribute(shape, shared, size))
+                ok(cu.cuFuncSetAttribute(shape, cluster, int(size > 90000)))
+                launch(shape, s, u64(out), shared=size)
+        first = plain(hook.read_graph(int(capture(lambda s: body(s, [100000])))))
+        both = plain(hook.read_graph(int(capture(lambda s: body(s, [60000, 70000, 50000])))))
+        answer([recorded(hook), first, both])
+        """,
+    )
+    assert found[0]["functions"] == [[0, "shape", [[8, 100000], [14, 1]]]]
+    seen = hooked.graphs(
+        """
+        recorded, *graphs = given()
+        start()
+        hook.arena_push(_hook.Arena.IO)
+        out = malloc(32)
+        hook.arena_pop()
+        functions = load(hook, recorded)
+        seen = []
+        for graph in graphs:
+            built = hook.build_graph(arrays(graph), functions, [])
+            replay(built)
+            seen.append(words(out, 4)[3] & 0xFFFFFFFF)
+        answer(seen)
+        """,
+        "restore",
+        given=found,
+    )
+    assert seen == [100000, 50000]
+
+
 def test_an_unloaded_module_is_dead_and_its_handle_may_come_back(hooked: Any) -> None:
     found = hooked.graphs(
         """

@@ -19,6 +19,13 @@ std::string kernel_name(CUkernel kernel) {
   return name;
 }
 
+// What only says which launches are allowed.  A program may set it for each launch anew; nodes of all of them are built
+// with one.
+bool is_limit(int32_t attribute) {
+  return attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ||
+         attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+}
+
 }  // namespace
 
 Registry &Registry::get() {
@@ -53,6 +60,8 @@ uint32_t Registry::add(fdy_module_api api, void *handle, const Extent &extent, s
       images_.emplace(fresh->hash, fresh);
     }
   }
+  // Who had the handle went unseen, with a context, say, and so did handles of its functions.
+  remove_locked(api, handle);
   instance.id = static_cast<uint32_t>(instances_.size());
   instances_.push_back(std::move(instance));
   const uint32_t id = instances_.back().id;
@@ -62,6 +71,10 @@ uint32_t Registry::add(fdy_module_api api, void *handle, const Extent &extent, s
 
 void Registry::remove(fdy_module_api api, void *handle) {
   const std::lock_guard lock(mutex_);
+  remove_locked(api, handle);
+}
+
+void Registry::remove_locked(fdy_module_api api, void *handle) {
   auto &handles = api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_;
   const auto it = handles.find(handle);
   if (it == handles.end()) return;
@@ -148,7 +161,8 @@ FunctionName Registry::identify(CUfunction function, CUkernel kernel) {
 
 void Registry::note_setting(const FunctionName &function, int32_t attribute, int32_t value) {
   const std::lock_guard lock(mutex_);
-  instances_[function.module].settings[function.name][attribute] = value;
+  int32_t &kept = instances_[function.module].settings[function.name].try_emplace(attribute, value).first->second;
+  kept = is_limit(attribute) ? std::max(kept, value) : value;
 }
 
 void Registry::note_global(fdy_module_api api, void *handle, const char *name) {

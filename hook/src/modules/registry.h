@@ -84,6 +84,7 @@ class Registry {
     CUkernel kernel;
   };
 
+  void remove_locked(fdy_module_api api, void *handle);
   uint32_t library_of_kernel(CUkernel kernel) const;
   uint32_t library_of_module(CUmodule module);
 
