@@ -223,6 +223,50 @@ def test_limits_are_the_highest_that_any_launch_had(hooked: Any) -> None:
     assert seen == [100000, 50000]
 
 
+@pytest.mark.parametrize("library", [False, True], ids=["module", "library"])
+@pytest.mark.parametrize(
+    ("kind", "option", "forced", "why"),
+    [
+        ("elf", "MAX_REGISTERS", "", ""),
+        ("elf", "GLOBAL_SYMBOL_ADDRESSES", "", "gave symbols of it addresses with JIT option 18"),
+        ("code", "MAX_REGISTERS", "", ""),
+        ("both", "MAX_REGISTERS", "", ""),
+        ("both", "MAX_REGISTERS", "0", ""),
+        ("both", "LOG_VERBOSE", "1", ""),
+        ("both", "MAX_REGISTERS", "1", "compiled from PTX with JIT option 0"),
+        ("code", "MAX_REGISTERS", "1", ""),
+    ],
+)
+def test_options_of_a_compiler_are_refused_where_it_could_have_run(
+    hooked: Any, library: bool, kind: str, option: str, forced: str, why: str
+) -> None:
+    """A container with PTX is compiled as bare PTX is, and a restore loads it without options."""
+    kind_refused, text = hooked.graphs(
+        f"""
+        start()
+        def entry(kind, code):
+            code += bytes(-len(code) % 8)
+            return struct.pack("<HHIQIIHHIIIQQQ", kind, 257, 64, len(code), 0, 0, 0, 1, 90, 0, 0, 0x11, 0, 0) + code
+        parts = {{"code": [entry(2, elf())], "both": [entry(1, b".version 8.0"), entry(2, elf())]}}
+        body = b"".join(parts.get({kind!r}, []))
+        data = elf() if {kind!r} == "elf" else struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+        option = cu.CUjit_option.CU_JIT_{option}
+        value = [0] if option == cu.CUjit_option.CU_JIT_GLOBAL_SYMBOL_ADDRESSES else 32
+        if {library}:
+            handle = ok(cu.cuLibraryLoadData(data, [option], [value], 1, [], [], 0))
+            mad = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(handle, b"mad"))))
+        else:
+            mad = ok(cu.cuModuleGetFunction(ok(cu.cuModuleLoadDataEx(data, 1, [option], [value])), b"mad"))
+        out = malloc(8)
+        graph = capture(lambda s: launch(mad, s, u64(out, 1, 1)))
+        answer(refusal(lambda: hook.read_graph(int(graph))))
+        """,
+        env={"CUDA_FORCE_PTX_JIT": forced},
+    )
+    assert kind_refused == ("UnsupportedNode" if why else "nothing"), text
+    assert why in text
+
+
 def test_an_unloaded_module_is_dead_and_its_handle_may_come_back(hooked: Any) -> None:
     found = hooked.graphs(
         """

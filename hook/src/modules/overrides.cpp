@@ -28,7 +28,7 @@ void record(const char *what, Body &&body) noexcept {
   }
 }
 
-// JIT options that choose other code, or other addresses, than the image alone gives.
+// JIT options with which a compiler makes other code than without.
 bool changes_code(CUjit_option option) {
   switch (option) {
     case CU_JIT_WALL_TIME:
@@ -39,18 +39,35 @@ bool changes_code(CUjit_option option) {
     case CU_JIT_TARGET_FROM_CUCONTEXT:
     case CU_JIT_LOG_VERBOSE:
     case CU_JIT_CACHE_MODE:
+    case CU_JIT_GLOBAL_SYMBOL_COUNT:  // alone it says nothing
       return false;
     default:
       return true;
   }
 }
 
-// A cubin is what it is; only what the driver compiles depends on options.
+// The device's architecture, 90 for sm_90; 0, which nothing is code for, if there is no telling.
+unsigned architecture() {
+  CUdevice device = 0;  // a library may be loaded without a context
+  FDY_CU_RESULT(cuCtxGetDevice, &device);
+  int major = 0, minor = 0;
+  if (FDY_CU_RESULT(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) !=
+          CUDA_SUCCESS ||
+      FDY_CU_RESULT(cuDeviceGetAttribute, &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
+    return 0;
+  return static_cast<unsigned>(10 * major + minor);
+}
+
+// Compiled code is what it is, but for symbols that the program gives addresses; other options are for what the driver
+// compiles.
 std::string refused_options(const Extent &extent, unsigned count, const CUjit_option *options) {
-  if (extent.kind != ImageKind::kPtx || options == nullptr) return {};
-  for (unsigned i = 0; i < count; ++i)
-    if (changes_code(options[i]))
-      return "it was compiled from PTX with JIT option " + std::to_string(static_cast<int>(options[i]));
+  for (unsigned i = 0; options != nullptr && i < count; ++i) {
+    const CUjit_option option = options[i];
+    if (option == CU_JIT_GLOBAL_SYMBOL_NAMES || option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES)
+      return "the program gave symbols of it addresses with JIT option " + std::to_string(static_cast<int>(option));
+    if (changes_code(option) && may_be_compiled(extent, architecture()))
+      return "it may have been compiled from PTX with JIT option " + std::to_string(static_cast<int>(option));
+  }
   return {};
 }
 
