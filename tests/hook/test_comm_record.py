@@ -408,3 +408,25 @@ answer([int(node) == int(fresh), after, [int(code) != 0, seen(kept)[0]]])
     assert same
     assert after == [3]
     assert failed == [True, [COMM]]
+
+
+def test_memory_of_the_communication_library_is_refused_in_kernels_and_collectives(hooked: Any) -> None:
+    """The stub's lies elsewhere than the library's, maybe in every capture at one place."""
+    refusals = record(
+        hooked,
+        """
+        comm, theirs = nccl.init(4, 2), c.c_void_p()
+        nccl("ncclMemAlloc", c.byref(theirs), c.c_size_t(4096))
+        def read(body):
+            graph = capture(body)
+            return refusal(lambda: hook.read_graph(int(graph)))
+        answer([
+            read(lambda s: launch(mad, s, u64(theirs.value + 8, 2, 1))),
+            read(lambda s: comm.all_reduce(theirs.value, at(2), 8, s)),
+            read(lambda s: comm.all_reduce(at(1), theirs.value, 8, s)),
+            read(lambda s: comm.all_reduce(at(1), at(2), 8, s)),
+        ])
+        """,
+    )
+    assert [kind for kind, _ in refusals] == [*["UnsupportedNode"] * 3, "nothing"]
+    assert all("ncclMemAlloc" in text for _, text in refusals[:3])
