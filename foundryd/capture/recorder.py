@@ -104,6 +104,8 @@ class Recorder:
         global_relocations = symbols.replace_in_globals(recorded)
         windows = hook.windows()
         allocations = self._allocations()
+        contents = self._contents(allocations)
+        everywhere = [symbols, self._globals_beside(modules)]
         return Recording(
             variant=str(mesh),
             world=mesh.world,
@@ -120,12 +122,19 @@ class Recorder:
             global_relocations=global_relocations,
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
-            contents=self._contents(allocations),
+            contents=contents,
             windows=with_own(windows, report, self._settings.rank),
             own_window=bool((windows["rank"] == self._settings.rank).any()),
             engine=engine or {},
             notes={
                 "comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs),
+                # What a control proves dead may hold them.
+                "global_addresses": [
+                    [content.address, found[0], found[1].name]
+                    for content in contents
+                    for found in (some.first_in(content.data) for some in everywhere)
+                    if found is not None
+                ],
                 "opaque_modules": sorted(recorded.opaque.items()),
                 "images": [[i.bytes, i.kept_because, i.cut_bytes, i.uncut_because, i.cut] for i in recorded.images],
             },

@@ -16,6 +16,8 @@ from foundryd.archive import index as ix
 from foundryd.capture.canonical import Graph, Numbering
 from foundryd.capture.modules import GlobalRange, RecordedModules
 
+_PIECE = 1 << 26  # bytes that are looked at together
+
 
 class Symbols:
     """Finds addresses of globals among words, and numbers the symbols that it found."""
@@ -56,20 +58,31 @@ class Symbols:
         """The symbols of which ``data`` (uint8) holds an address."""
         return {self._owners[owner] for owner in self._find(data)[1].tolist()}
 
+    def first_in(self, data: np.ndarray) -> tuple[int, ix.Symbol] | None:
+        """The first of the aligned words of ``data`` (uint8), which may be large, that is an address of a symbol."""
+        for begin in range(0, len(data), _PIECE):
+            places, owners = self._hits(data[begin : begin + _PIECE], 0)
+            if len(places):
+                return begin + int(places[0]), self._owners[int(owners[0])]
+        return None
+
+    def _hits(self, data: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+        """Those places a multiple of 8 behind ``shift`` where ``data`` has an address, and the places of its ranges."""
+        if not self._owners:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        values = np.ascontiguousarray(data[shift:][: (len(data) - shift) // 8 * 8]).view(np.uint64)
+        near = np.flatnonzero((values >= self._starts[0]) & (values <= self._ends.max()))
+        owner = np.searchsorted(self._starts, values[near], side="right") - 1
+        inside = values[near] <= self._ends[owner]
+        return 8 * near[inside] + shift, owner[inside]
+
     def _find(self, data: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Where 8 bytes of ``data`` (uint8 [n]) are an address, and the place of its range; no two overlap.
 
         Where they could, the place that is a multiple of 8 from ``first`` counts, and then the lower one.
         """
-        found, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for shift in range(8) if self._owners else ():
-            values = np.ascontiguousarray(data[shift:][: (len(data) - shift) // 8 * 8]).view(np.uint64)
-            near = np.flatnonzero((values >= self._starts[0]) & (values <= self._ends.max()))
-            owner = np.searchsorted(self._starts, values[near], side="right") - 1
-            inside = values[near] <= self._ends[owner]
-            found.append(8 * near[inside] + shift)
-            numbers.append(owner[inside])
-        places, owners = np.concatenate(found), np.concatenate(numbers)
+        found = [self._hits(data, shift) for shift in range(min(8, len(data) + 1))]
+        places, owners = (np.concatenate(part) for part in zip(*found, strict=True))
         occupied = np.zeros(len(data), bool)
         taken: list[int] = []
         for hit in np.lexsort((places, (places - first) % 8 != 0)).tolist():

@@ -86,13 +86,17 @@ def launch(kernel, *pointers):
     places = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
     checked(cu.cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, device.stream, ctypes.addressof(places), 0)
 
+table = device.allocate((2,), 8)  # of the default arena: an archive brings what it holds
+checked(cu.cuMemsetD8, table, 0, 16)
 if not restoring:
     for _ in range(3):
         launch(count, unused)
+    if how in ("read", "unread"):
+        checked(cu.cuMemcpyHtoD, table + 8, counter.to_bytes(8, "little"), 8)
     if how == "aimed":
         aimed = int(checked(cu.cuModuleGetGlobal, module, b"aimed")[0])
         checked(cu.cuMemcpyHtoD, aimed, counter.to_bytes(8, "little"), 8)
-pointed = zero if how == "aimed" else counter
+pointed = {"aimed": zero, "read": table + 8, "unread": zero}.get(how, counter)
 graph, _ = graphs.capture_or_restore("step", lambda: launch(join, pointed, zero, out), stream=device.stream)
 graphs.finish()
 graph.replay(device.stream)
@@ -207,3 +211,13 @@ def test_a_global_that_points_into_a_module_that_is_not_archived_is_refused(engi
     assert done.code != 0
     assert "global aimed of module 0 holds the address of global counter" in done.err
     assert not archive.exists()
+
+
+def test_an_address_in_memory_that_graphs_read_is_refused(engine):
+    done, archive, _ = engine("lz4", engine=BESIDE, how="read")
+    assert done.code != 0
+    assert "byte 8 of allocation 0 of arena default holds the address of global counter on rank 0" in done.err
+    assert not archive.exists()
+    done, _, restore = engine("lz4", engine=BESIDE, how="unread")
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [0]}
