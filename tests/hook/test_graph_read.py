@@ -431,6 +431,43 @@ def test_host_memory_that_the_program_registered_is_refused_in_kernels_too(hooke
     assert after[0] == "nothing"
 
 
+def test_texture_and_surface_objects_are_refused(hooked: Any, compile_c: Any) -> None:
+    """The software driver has none, so a library in front of it gives the numbers."""
+    textures = compile_c(
+        "textures.so",
+        """
+        int cuTexObjectCreate(unsigned long long *object, const void *a, const void *b, const void *c) {
+          *object = 7;
+          return 0;
+        }
+        int cuSurfObjectCreate(unsigned long long *object, const void *a) { *object = 8; return 0; }
+        int cuTexObjectDestroy(unsigned long long object) { return 0; }
+        int cuSurfObjectDestroy(unsigned long long object) { return 0; }
+        """,
+    )
+    before, texture, surface, other, after = hooked.graphs(
+        """
+        start()
+        module, out = Module(), malloc(4096)
+        driver, made = c.CDLL(None), [c.c_uint64(), c.c_uint64()]
+        def read(number):
+            graph = capture(lambda s: launch(module.function("mad"), s, u64(out, 1, number)))
+            return refusal(lambda: hook.read_graph(int(graph)))
+        before = read(7)
+        assert driver.cuTexObjectCreate(c.byref(made[0]), None, None, None) == 0
+        assert driver.cuSurfObjectCreate(c.byref(made[1]), None) == 0
+        found = [read(7), read(8), read(9)]
+        assert driver.cuTexObjectDestroy(made[0]) == 0 and driver.cuSurfObjectDestroy(made[1]) == 0
+        answer([before, *found, [read(7), read(8)]])
+        """,
+        preload=[textures],
+    )
+    assert [kind for kind, _ in (before, other, *after)] == ["nothing"] * 4
+    for number, (kind, text) in ((7, texture), (8, surface)):
+        assert kind == "UnsupportedNode"
+        assert f"parameter 2 of kernel mad holds {number}, the number of a texture or surface object" in text
+
+
 def test_a_record_ends_with_its_graph(hooked: Any) -> None:
     """A new graph under an old handle does not inherit anything."""
     found = hooked.graphs(

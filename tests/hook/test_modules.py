@@ -288,6 +288,33 @@ def test_an_unloaded_module_is_dead_and_its_handle_may_come_back(hooked: Any) ->
     assert "unloaded" in found[3][1]
 
 
+@pytest.mark.parametrize("library", [False, True], ids=["module", "library"])
+def test_a_module_that_the_driver_does_not_unload_stays_known(hooked: Any, library: bool) -> None:
+    """No module is unloaded while the thread captures."""
+    call = "cuLibraryUnload" if library else "cuModuleUnload"
+    refused, live, found, names = hooked.graphs(
+        f"""
+        start()
+        out, module = malloc(8), Module({library})
+        f = module.function("mad")
+        codes = []
+        def body(s):
+            launch(f, s, u64(out, 1, 1))
+            codes.append(int(cu.{call}(module.handle)[0]))
+        try:
+            capture(body)
+        except CudaError:
+            pass
+        before = hook.modules()["live"].tolist()
+        graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
+        found = refusal(lambda: hook.read_graph(int(graph)))
+        address, _ = module.global_address("counter")
+        answer([codes[0] != 0, before, found, hook.global_address(0, "counter")[0] == address])
+        """
+    )
+    assert (refused, live, found[0], names) == (True, [1], "nothing", True)
+
+
 def test_parameter_fields_come_with_their_gaps(hooked: Any) -> None:
     found = hooked.graphs(
         """

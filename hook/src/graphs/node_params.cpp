@@ -18,19 +18,26 @@ ParamBytes as_bytes(const T &params) {
   return out;
 }
 
-// A packed struct may have an address at any byte.
+// A packed struct may have an address at any byte; objects are numbers, which only an aligned word says.
 void refuse_foreign(const modules::UsedFunction &function, const std::vector<uint8_t> &bytes) {
   if (!memory::has_foreign_memory()) return;
   for (size_t at = 0; at + 8 <= bytes.size(); ++at) {
     uint64_t word = 0;
     std::memcpy(&word, bytes.data() + at, sizeof word);
     const char *what = memory::foreign_memory(word, 1);
-    if (what == nullptr) continue;
+    const bool object = what == nullptr && at % 8 == 0 && memory::is_texture_or_surface(word);
+    if (what == nullptr && !object) continue;
     const auto &fields = function.params.fields;
     size_t place = 0;
     while (place + 1 < fields.size() && fields[place + 1].offset <= at) ++place;
+    const auto number = static_cast<unsigned long long>(word);
+    if (object)
+      throw Error(FDY_ERROR_UNSUPPORTED,
+                  "parameter %zu of kernel %s holds %llu, the number of a texture or surface object, which a restore "
+                  "does not have: read linear memory, or destroy the objects before the capture ends if it is not one",
+                  place, function.name.c_str(), number);
     throw Error(FDY_ERROR_UNSUPPORTED, "parameter %zu of kernel %s holds the address %#llx of %s", place,
-                function.name.c_str(), static_cast<unsigned long long>(word), what);
+                function.name.c_str(), number, what);
   }
 }
 

@@ -67,6 +67,10 @@ const char *foreign_memory(uint64_t address, uint64_t bytes) noexcept {
   return kind == foreign::Kind::none ? nullptr : foreign::name(kind);
 }
 
+bool is_texture_or_surface(uint64_t word) noexcept {
+  return foreign::is_object(word);
+}
+
 CurrentContext::CurrentContext() {
   CUcontext current = nullptr;
   if (FDY_CU_RESULT(cuCtxGetCurrent, &current) == CUDA_SUCCESS && current) return;

@@ -46,6 +46,9 @@ bool has_foreign_memory() noexcept;
 // What such memory is called and what to do, if [address, address + bytes) touches some; else nullptr.
 const char *foreign_memory(uint64_t address, uint64_t bytes) noexcept;
 
+// Whether a word is the number of a texture or surface object of this process.
+bool is_texture_or_surface(uint64_t word) noexcept;
+
 }  // namespace foundryd::memory
 
 #endif  // FOUNDRYD_HOOK_MEMORY_ARENAS_H

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <set>
 
 #include "support/mode.h"
 
@@ -21,6 +22,7 @@ struct Range {
 struct Ranges {
   std::mutex lock;
   std::map<uint64_t, Range> by_address;
+  std::set<uint64_t> objects;
 };
 
 constinit std::atomic<bool> some{false};
@@ -61,6 +63,27 @@ Kind touched(uint64_t address, uint64_t bytes) noexcept {
   if (next == all.by_address.begin()) return Kind::none;
   --next;
   return address - next->first < next->second.bytes ? next->second.kind : Kind::none;
+}
+
+void add_object(uint64_t object) {
+  Ranges &all = ranges();
+  std::lock_guard guard(all.lock);
+  all.objects.insert(object);
+  some.store(true, std::memory_order_release);
+}
+
+void remove_object(uint64_t object) noexcept {
+  if (!any()) return;
+  Ranges &all = ranges();
+  std::lock_guard guard(all.lock);
+  all.objects.erase(object);
+}
+
+bool is_object(uint64_t word) noexcept {
+  if (!any() || forked_with_contexts()) return false;
+  Ranges &all = ranges();
+  std::lock_guard guard(all.lock);
+  return all.objects.contains(word);
 }
 
 bool any() noexcept {

@@ -15,7 +15,12 @@ void add(uint64_t address, uint64_t bytes, Kind kind);
 void remove(uint64_t address) noexcept;  // of anything: most addresses are not here
 // What the bytes from `address` touch.
 Kind touched(uint64_t address, uint64_t bytes) noexcept;
-// Whether there may be any.
+// Texture and surface objects, which are numbers.
+void add_object(uint64_t object);
+void remove_object(uint64_t object) noexcept;
+bool is_object(uint64_t word) noexcept;
+
+// Whether there may be any of these.
 bool any() noexcept;
 
 // What to call it in a message, and what to do.

@@ -3,6 +3,7 @@
 // The driver functions through which modules, functions and globals come to be.
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +94,15 @@ void note_load_from_file(fdy_module_api api, void *handle, const char *path, uns
   });
 }
 
+template <class Call>
+CUresult unloaded(fdy_module_api api, void *handle, Call &&call) noexcept {
+  std::optional<uint32_t> id;
+  record("the end of a module", [&] { id = Registry::get().remove(api, handle); });
+  const CUresult code = call();
+  if (code != CUDA_SUCCESS && id) record("a module that stays", [&] { Registry::get().put_back(api, handle, *id); });
+  return code;
+}
+
 void note_setting(CUfunction function, CUkernel kernel, int32_t attribute, int32_t value) noexcept {
   record("a function attribute", [&] {
     Registry &registry = Registry::get();
@@ -132,10 +142,8 @@ FDY_OVERRIDE CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuModuleUnload(CUmodule module) {
-  const CUresult code = FDY_NEXT(cuModuleUnload, module);
-  if (code == CUDA_SUCCESS && overriding())
-    record("the end of a module", [&] { Registry::get().remove(FDY_MODULE_LOAD_DATA, module); });
-  return code;
+  if (!overriding()) return FDY_NEXT(cuModuleUnload, module);
+  return unloaded(FDY_MODULE_LOAD_DATA, module, [&] { return FDY_NEXT(cuModuleUnload, module); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module,
@@ -168,10 +176,8 @@ FDY_OVERRIDE CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const ch
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuLibraryUnload(CUlibrary library) {
-  const CUresult code = FDY_NEXT(cuLibraryUnload, library);
-  if (code == CUDA_SUCCESS && overriding())
-    record("the end of a library", [&] { Registry::get().remove(FDY_LIBRARY_LOAD_DATA, library); });
-  return code;
+  if (!overriding()) return FDY_NEXT(cuLibraryUnload, library);
+  return unloaded(FDY_LIBRARY_LOAD_DATA, library, [&] { return FDY_NEXT(cuLibraryUnload, library); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library,

@@ -69,21 +69,28 @@ uint32_t Registry::add(fdy_module_api api, void *handle, const Extent &extent, s
   return id;
 }
 
-void Registry::remove(fdy_module_api api, void *handle) {
+std::optional<uint32_t> Registry::remove(fdy_module_api api, void *handle) {
   const std::lock_guard lock(mutex_);
-  remove_locked(api, handle);
+  return remove_locked(api, handle);
 }
 
-void Registry::remove_locked(fdy_module_api api, void *handle) {
+void Registry::put_back(fdy_module_api api, void *handle, uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  instances_[id].live = true;
+  (api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_)[handle] = id;
+}
+
+std::optional<uint32_t> Registry::remove_locked(fdy_module_api api, void *handle) {
   auto &handles = api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_;
   const auto it = handles.find(handle);
-  if (it == handles.end()) return;
+  if (it == handles.end()) return std::nullopt;
   const uint32_t id = it->second;
   instances_[id].live = false;
   handles.erase(it);
   std::erase_if(library_modules_, [&](const auto &entry) { return entry.second == id; });
   std::erase_if(kernels_, [&](const auto &entry) { return entry.second.library == id; });
   ++epoch_;
+  return id;
 }
 
 void Registry::note_kernel(CUlibrary library, CUkernel kernel) {
