@@ -179,7 +179,7 @@ def test_settings_are_the_last_values_of_each_function(hooked: Any) -> None:
     assert found == [[0, "mad", [[-1, 2], [8, 4096]]], [1, "mad", [[9, 50]]], [1, "count", []]]
 
 
-def test_limits_are_the_highest_that_any_launch_had(hooked: Any) -> None:
+def test_limits_allow_every_node_whatever_was_set_last(hooked: Any) -> None:
     """A program may set them for each launch anew, and larger batches, which need more, are often captured first."""
     attribute = "cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_"
     found = hooked.graphs(

@@ -111,8 +111,8 @@ typedef struct fdy_field {
 // The cache configuration of a function (cuFuncSetCacheConfig) among its attributes.
 #define FDY_SETTING_CACHE_CONFIG (-1)
 
-// A function attribute as the program last set it (cuFuncSetAttribute, cuKernelSetAttribute); of limits, which only say
-// what launches are allowed, the highest.
+// A function attribute as the program last set it (cuFuncSetAttribute, cuKernelSetAttribute), but that what only allows
+// launches allows all nodes that were read.
 typedef struct fdy_setting {
   int32_t attribute;  // CUfunction_attribute, or FDY_SETTING_CACHE_CONFIG
   int32_t value;

@@ -189,7 +189,7 @@ Error placed(const Error &error, size_t place, size_t count, const std::string &
 
 void append(OwnedGraph &graph, NodeContent &c) {
   fdy_node record = c.record;
-  if (c.function) record.function = modules::use_function(*c.function);
+  if (c.function) record.function = modules::use_function(*c.function, record.shared_bytes);
   record.param_kind = c.params.kind;
   record.param_offset = static_cast<uint32_t>(graph.param_store.size());
   record.param_bytes = static_cast<uint32_t>(c.params.bytes.size());

@@ -19,13 +19,6 @@ std::string kernel_name(CUkernel kernel) {
   return name;
 }
 
-// What only says which launches are allowed.  A program may set it for each launch anew; nodes of all of them are built
-// with one.
-bool is_limit(int32_t attribute) {
-  return attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ||
-         attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-}
-
 }  // namespace
 
 Registry &Registry::get() {
@@ -169,7 +162,8 @@ FunctionName Registry::identify(CUfunction function, CUkernel kernel) {
 void Registry::note_setting(const FunctionName &function, int32_t attribute, int32_t value) {
   const std::lock_guard lock(mutex_);
   int32_t &kept = instances_[function.module].settings[function.name].try_emplace(attribute, value).first->second;
-  kept = is_limit(attribute) ? std::max(kept, value) : value;
+  // It only allows launches, and a program may set it for each of them anew; nodes of all of them are built with one.
+  kept = attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED ? std::max(kept, value) : value;
 }
 
 void Registry::note_global(fdy_module_api api, void *handle, const char *name) {
