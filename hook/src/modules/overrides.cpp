@@ -188,6 +188,13 @@ FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *b
   return code;
 }
 
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetModule(CUmodule *module, CUlibrary library) {
+  const CUresult code = FDY_NEXT(cuLibraryGetModule, module, library);
+  if (code == CUDA_SUCCESS && overriding())
+    record("the module behind a library", [&] { Registry::get().note_module(library, *module); });
+  return code;
+}
+
 FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
   const CUresult code = FDY_NEXT(cuLibraryGetKernel, kernel, library, name);
   if (code == CUDA_SUCCESS && overriding()) record("a kernel", [&] { Registry::get().note_kernel(library, *kernel); });
@@ -250,6 +257,7 @@ std::span<const Row> rows() {
       FDY_ROW("cuLibraryLoadFromFile", cuLibraryLoadFromFile, 12000),
       FDY_ROW("cuLibraryUnload", cuLibraryUnload, 12000),
       FDY_ROW("cuLibraryGetGlobal", cuLibraryGetGlobal, 12000),
+      FDY_ROW("cuLibraryGetModule", cuLibraryGetModule, 12000),
       FDY_ROW("cuLibraryGetKernel", cuLibraryGetKernel, 12000),
       FDY_ROW("cuLibraryEnumerateKernels", cuLibraryEnumerateKernels, 12040),
       FDY_ROW("cuKernelGetFunction", cuKernelGetFunction, 12000),

@@ -86,6 +86,11 @@ std::optional<uint32_t> Registry::remove_locked(fdy_module_api api, void *handle
   return id;
 }
 
+void Registry::note_module(CUlibrary library, CUmodule module) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = libraries_.find(library); it != libraries_.end()) library_modules_[module] = it->second;
+}
+
 void Registry::note_kernel(CUlibrary library, CUkernel kernel) {
   const std::lock_guard lock(mutex_);
   if (const auto it = libraries_.find(library); it != libraries_.end()) kernels_[kernel] = {it->second, kernel};
@@ -169,8 +174,12 @@ void Registry::note_setting(const FunctionName &function, int32_t attribute, int
 void Registry::note_global(fdy_module_api api, void *handle, const char *name) {
   const std::lock_guard lock(mutex_);
   const auto &handles = api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_;
-  const auto it = handles.find(handle);
-  if (it != handles.end()) instances_[it->second].asked_globals.insert(name);
+  if (const auto it = handles.find(handle); it != handles.end()) {
+    instances_[it->second].asked_globals.insert(name);
+  } else if (const auto behind = library_modules_.find(static_cast<CUmodule>(handle));
+             api == FDY_MODULE_LOAD_DATA && behind != library_modules_.end()) {
+    instances_[behind->second].asked_globals.insert(name);
+  }
 }
 
 std::vector<fdy_module> Registry::list() const {

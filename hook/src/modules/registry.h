@@ -61,6 +61,8 @@ class Registry {
   std::optional<uint32_t> remove(fdy_module_api api, void *handle);
   void put_back(fdy_module_api api, void *handle, uint32_t id);
 
+  // The module behind a library, through which programs may ask for its globals.
+  void note_module(CUlibrary library, CUmodule module);
   // A kernel that a library handed out, and the function that the driver made of it.  Programs pass either as a
   // CUfunction.
   void note_kernel(CUlibrary library, CUkernel kernel);
