@@ -134,6 +134,8 @@ def merge(
         same_structure(reference, other, CaptureError)
     proofs = control.proofs or Proofs()
     dead = set(proofs.dead)
+    for recording in (*recordings, control, *repeats):
+        _refuse_addresses(recording, dead)
     every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
     try:
@@ -166,6 +168,20 @@ def merge(
         proofs.varied,
         int(proofs.strays["width"].sum()),
     )
+
+
+def _refuse_addresses(recording: Recording, dead: set[int]) -> None:
+    """Raises ``UnexplainedContent`` if content that a restore brings has the address of a module's global."""
+    ordinals = {c.address: (c.ordinal, c.arena) for c in recording.contents}
+    for address, offset, name in recording.notes.get("global_addresses", []):
+        if address in dead or address not in ordinals:
+            continue
+        ordinal, arena = ordinals[address]
+        raise UnexplainedContent(
+            f"byte {offset} of allocation {ordinal} of arena {arena_name(arena)} holds the address of global {name} on "
+            f"rank {recording.rank}, which a restore has elsewhere: give the address to kernels as a parameter, or "
+            "write the allocation before anything reads it"
+        )
 
 
 def split_noise(rules: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -82,7 +82,7 @@ def record_modules(
         if reason:
             if not allow_opaque:
                 raise OpaqueModule(
-                    f"the globals of module {slot} ({len(image)} bytes, with the kernel {users[identifier][0]}) cannot "
+                    f"the globals of module {slot} ({len(image)} bytes, {_known_by(users[identifier])}) cannot "
                     f"all be seen, because {reason}: a value that only device code gave one of them would be lost, so "
                     "capture with --allow-opaque-modules if you know that no kernel of the module does so"
                 )
@@ -94,6 +94,10 @@ def record_modules(
         )
         out.ranges += [GlobalRange(at, size, ix.Symbol(slot, name)) for name, at, size in known]
     return out
+
+
+def _known_by(functions: Sequence[str]) -> str:
+    return f"with the kernel {functions[0]}" if functions else "of which a graph uses a global"
 
 
 def _listings(image: bytes, identity: Mapping[str, ix.IdentityField]) -> tuple[list[Listing], str]:
@@ -121,7 +125,7 @@ def _archived(
     except UnreadableImage as error:
         return image, WholeImage(len(image), str(error))
     refused: list[str] = []
-    for cut in ways if is_cubin(kept) else ():
+    for cut in ways if functions and is_cubin(kept) else ():
         try:
             left = cut.apply(kept, functions)
             difference = hook.image_difference(identifier, left, functions, names) if left != kept else ""

@@ -107,8 +107,8 @@ def _images(recording: Recording) -> list[tuple[int, int, str]]:
 def _tell_whole_images(recording: Recording, progress: Progress) -> None:
     for number, (_, size, why) in enumerate(_images(recording)):
         if why:
-            kernel = next(f.name for f in recording.functions if f.module == number)
-            progress(f"the image of module {number} ({size:,} bytes, with the kernel {kernel}) stays whole: {why}")
+            kernel = next((f"with the kernel {f.name}" for f in recording.functions if f.module == number), "no kernel")
+            progress(f"the image of module {number} ({size:,} bytes, {kernel}) stays whole: {why}")
     cuts = [(number, *note[2:4]) for number, note in enumerate(recording.notes.get("images", []))]
     uncut = [(number, why) for number, _, why in cuts if why]
     if uncut and not any(size for _, size, _ in cuts):

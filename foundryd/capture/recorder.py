@@ -13,7 +13,7 @@ from foundryd.archive.members import plain_key
 from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
-from foundryd.capture.modules import record_modules
+from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
 from foundryd.capture.recording import ContentRecord, Recording
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
@@ -84,6 +84,10 @@ class Recorder:
         ]
         modules = Numbering()
         described = self._functions(functions, modules)
+        # Kernels are given addresses of globals of other modules, too.
+        beside = self._globals_beside(modules)
+        for module in sorted({symbol.module for graph in graphs for symbol in beside.mentioned(graph.params)}):
+            modules.of(module)
         self.module_ids = list(modules.numbers)
         users = {m: [f.name for f in described if f.module == slot] for m, slot in modules.numbers.items()}
         recorded = record_modules(
@@ -94,11 +98,14 @@ class Recorder:
             allow_opaque=self._settings.allow_opaque_modules,
             cut=self._settings.cut,
         )
+        self._refuse_beside(recorded, self._globals_beside(modules))
         symbols = Symbols(recorded.ranges)
-        relocations = symbols.replace_in_graphs(graphs, described)
+        relocations = symbols.replace_in_graphs(graphs)
         global_relocations = symbols.replace_in_globals(recorded)
         windows = hook.windows()
         allocations = self._allocations()
+        contents = self._contents(allocations)
+        everywhere = [symbols, self._globals_beside(modules)]
         return Recording(
             variant=str(mesh),
             world=mesh.world,
@@ -115,12 +122,19 @@ class Recorder:
             global_relocations=global_relocations,
             communicators=self._communicators(mesh, ops),
             comm_ops=self._distinct_ops(groups, ops.dtype),
-            contents=self._contents(allocations),
+            contents=contents,
             windows=with_own(windows, report, self._settings.rank),
             own_window=bool((windows["rank"] == self._settings.rank).any()),
             engine=engine or {},
             notes={
                 "comm_nodes": sum(int((g.nodes["type"] == COMM).sum()) for g in graphs),
+                # What a control proves dead may hold them.
+                "global_addresses": [
+                    [content.address, found[0], found[1].name]
+                    for content in contents
+                    for found in (some.first_in(content.data) for some in everywhere)
+                    if found is not None
+                ],
                 "opaque_modules": sorted(recorded.opaque.items()),
                 "images": [[i.bytes, i.kept_because, i.cut_bytes, i.uncut_because, i.cut] for i in recorded.images],
             },
@@ -151,6 +165,29 @@ class Recorder:
                 )
             )
         return described
+
+    def _globals_beside(self, modules: Numbering) -> Symbols:
+        """Globals that the program asked for, of modules that are not numbered; symbols have the hook's numbers."""
+        ranges = []
+        for module in self._hook.modules():
+            number = int(module["id"])
+            if number in modules.numbers or not module["live"] or module["communication"]:
+                continue
+            table, names = self._hook.module_globals(number, [])
+            for row, name in zip(table, names, strict=True):
+                ranges.append(GlobalRange(int(row["address"]), int(row["bytes"]), ix.Symbol(number, name)))
+        return Symbols(ranges)
+
+    @staticmethod
+    def _refuse_beside(recorded: RecordedModules, beside: Symbols) -> None:
+        for slot, module in enumerate(recorded.records):
+            for name, data in module.globals:
+                for symbol in sorted(beside.mentioned(data), key=str):
+                    raise CaptureError(
+                        f"global {name} of module {slot} holds the address of global {symbol.name} of a module of "
+                        "which no graph uses a kernel or an address, so that it is not archived: give the address to "
+                        "a kernel as a parameter"
+                    )
 
     def _allocations(self) -> np.ndarray:
         allocations = self._hook.allocations()

@@ -227,13 +227,14 @@ def test_an_address_in_a_global_becomes_a_relocation_wherever_the_global_begins(
     holder = GlobalRange(0x7F00_0000_2004, 30, Symbol(0, "holder"))
     data = np.zeros(30, np.uint8)
     data[4:12] = np.frombuffer((0x7F00_0000_1008).to_bytes(8, "little"), np.uint8)  # aligned in memory
-    data[14:22] = data[4:12]  # not aligned: no address
-    data[20:28] = np.frombuffer((0x7F00_0000_1040).to_bytes(8, "little"), np.uint8)  # behind the end
+    data[13:21] = data[4:12]  # in a packed struct
+    data[21:29] = np.frombuffer((0x7F00_0000_1041).to_bytes(8, "little"), np.uint8)  # behind the end
     modules = RecordedModules([ModuleRecord(0, b"", [("holder", data)])], [holder, target])
     symbols = Symbols(modules.ranges)
     rows = symbols.replace_in_globals(modules)
-    assert rows.tolist() == np.array([(0, 4, 0, 0, 8)], _rankpatch.relocation_dtype).tolist()
+    assert rows.tolist() == np.array([(0, 4, 0, 0, 8), (0, 13, 0, 0, 8)], _rankpatch.relocation_dtype).tolist()
     assert symbols.used == [Symbol(0, "target")]
     ((_, kept),) = modules.records[0].globals
     assert not kept[4:12].any()
-    assert np.array_equal(kept[12:], data[12:])
+    assert not kept[13:21].any()
+    assert np.array_equal(kept[21:], data[21:])

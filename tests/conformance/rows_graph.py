@@ -228,6 +228,25 @@ def clone(x: Bench) -> Any:
     ]
 
 
+@row("graph.clone_child")
+def clone_child(x: Bench) -> Any:
+    """Which node of a clone, be it a graph or held by a child node, a child node of its original is."""
+    inner, middle, outer = x.graph(), x.graph(), x.graph()
+    kernel_node(x, inner)
+    node = ok(cu.cuGraphAddChildGraphNode(middle, [], 0, inner))
+    copy = ok(cu.cuGraphClone(middle))
+    held = ok(cu.cuGraphChildGraphNodeGetGraph(ok(cu.cuGraphAddChildGraphNode(outer, [], 0, middle))))
+    out = {}
+    for name, graph in (("clone", copy), ("held", held)):
+        found = cu.cuGraphNodeFindInClone(node, graph)
+        nodes = [int(n) for n in x.nodes(graph)]
+        out[name] = [code(found), int(found[1] or 0) in nodes, int(found[1] or 0) == int(node)]
+    child = ok(cu.cuGraphChildGraphNodeGetGraph(cu.cuGraphNodeFindInClone(node, copy)[1]))
+    out["child"] = [x.types(child), int(child) != int(inner)]
+    out["destroyed"] = [code(cu.cuGraphDestroyNode(node)), len(x.nodes(middle)), len(x.nodes(copy))]
+    return out
+
+
 @row("graph.destroy_node")
 def destroy_node(x: Bench) -> Any:
     graph = x.graph()

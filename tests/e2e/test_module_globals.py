@@ -54,6 +54,59 @@ graphs.close()
 """
 VALUE = 42  # of a global that starts as 2
 
+# A kernel of one module is given addresses in another, of which no graph has a kernel.  The second argument says how.
+BESIDE = """
+import ctypes, json, sys
+from pathlib import Path
+from cuda.bindings import driver as cu
+import foundryd
+from foundryd.demo.device import Device, checked
+from foundryd.session.arena import arena
+
+graphs = foundryd.GraphSet.from_env()
+device = Device(0)
+image, how = Path(sys.argv[1]).read_bytes(), sys.argv[2]
+restoring = graphs.mode.value == "restore"
+if how in ("library", "behind"):
+    beside = checked(cu.cuLibraryLoadData, image, [], [], 0, [], [], 0)
+    count = checked(cu.cuKernelGetFunction, checked(cu.cuLibraryGetKernel, beside, b"count"))
+    if how == "behind":
+        counter = int(checked(cu.cuModuleGetGlobal, checked(cu.cuLibraryGetModule, beside), b"counter")[0])
+    else:
+        counter = int(checked(cu.cuLibraryGetGlobal, beside, b"counter")[0])
+else:
+    beside = checked(cu.cuModuleLoadData, image)
+    count = checked(cu.cuModuleGetFunction, beside, b"count")
+    counter = int(checked(cu.cuModuleGetGlobal, beside, b"counter")[0])
+module = checked(cu.cuModuleLoadData, image)
+join = checked(cu.cuModuleGetFunction, module, b"join")
+with arena("io"):
+    out, zero, unused = (device.allocate((1,), 8) for _ in range(3))
+checked(cu.cuMemsetD8, zero, 0, 8)
+
+def launch(kernel, *pointers):
+    values = [ctypes.c_uint64(p) for p in pointers]
+    places = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
+    checked(cu.cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, device.stream, ctypes.addressof(places), 0)
+
+table = device.allocate((2,), 8)  # of the default arena: an archive brings what it holds
+checked(cu.cuMemsetD8, table, 0, 16)
+if not restoring:
+    for _ in range(3):
+        launch(count, unused)
+    if how in ("read", "unread"):
+        checked(cu.cuMemcpyHtoD, table + 8, counter.to_bytes(8, "little"), 8)
+    if how == "aimed":
+        aimed = int(checked(cu.cuModuleGetGlobal, module, b"aimed")[0])
+        checked(cu.cuMemcpyHtoD, aimed, counter.to_bytes(8, "little"), 8)
+pointed = {"aimed": zero, "read": table + 8, "unread": zero}.get(how, counter)
+graph, _ = graphs.capture_or_restore("step", lambda: launch(join, pointed, zero, out), stream=device.stream)
+graphs.finish()
+graph.replay(device.stream)
+print(json.dumps({"restored": graphs.restored, "out": device.read(out, (1,), "<u8").tolist()}), flush=True)
+graphs.close()
+"""
+
 
 def load_builder():
     path = Path(__file__).parents[1] / "capture" / "image_builder.py"
@@ -82,10 +135,10 @@ def pack(kind: str) -> bytes:
 def engine(e2e, foundryd, tmp_path):
     """Captures the engine with an image; answers how that ended and a function that restores it."""
 
-    def capture(kind, *options):
+    def capture(kind, *options, engine=ENGINE, how=""):
         image, archive = tmp_path / f"{kind}.fatbin", tmp_path / f"{kind}.foundry"
         image.write_bytes(pack(kind))
-        command = [sys.executable, "-P", "-c", ENGINE, image]
+        command = [sys.executable, "-P", "-c", engine, image, how]
         arguments = ["-o", archive, "--variant", "tp=1", "--driver", "soft", *options]
         done = foundryd("capture", *arguments, "--", *command)
 
@@ -140,3 +193,34 @@ def test_a_module_whose_globals_cannot_be_listed_is_refused_unless_asked_for(e2e
     (module,) = foundryd("inspect", archive, "--json").json["variants"][0]["module_details"]
     assert "its header" in module["opaque"]
     assert restore()["restored"]
+
+
+@pytest.mark.parametrize("how", ["module", "library", "behind"])
+def test_a_global_of_a_module_without_kernels_in_graphs_is_found_and_restored(engine, foundryd, how):
+    """The driver may put that module at the same place in every capture, and elsewhere in a restore."""
+    done, archive, restore = engine("lz4", engine=BESIDE, how=how)
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [31 * (5 + 3)]}
+    with ArchiveReader.open(archive) as reader:
+        assert violations(reader, deep=True) == []
+        (variant,) = reader.index.variants
+        assert [(s.module, s.name) for s in variant.symbols] == [(1, "counter")]
+        assert [[g.name for g in m.globals] for m in variant.modules] == [[], ["counter"]]
+    assert foundryd("inspect", archive).code == 0
+
+
+def test_a_global_that_points_into_a_module_that_is_not_archived_is_refused(engine):
+    done, archive, _ = engine("lz4", engine=BESIDE, how="aimed")
+    assert done.code != 0
+    assert "global aimed of module 0 holds the address of global counter" in done.err
+    assert not archive.exists()
+
+
+def test_an_address_in_memory_that_graphs_read_is_refused(engine):
+    done, archive, _ = engine("lz4", engine=BESIDE, how="read")
+    assert done.code != 0
+    assert "byte 8 of allocation 0 of arena default holds the address of global counter on rank 0" in done.err
+    assert not archive.exists()
+    done, _, restore = engine("lz4", engine=BESIDE, how="unread")
+    assert done.code == 0, done.err
+    assert restore() == {"restored": True, "out": [0]}

@@ -287,3 +287,146 @@ def test_nothing_is_recorded_outside_of_capture_mode(hooked: Any, mode: str) -> 
         mode=mode,
     )
     assert found == [0, 1 if mode else 0]
+
+
+FOLLOWED = """
+comm = nccl.init(4, 2)
+def body(s):
+    launch(mad, s, u64(at(0), 2, 1))
+    comm.all_reduce(at(1), at(2), 8, s)
+    launch(mad, s, u64(at(0), 3, 1))
+    comm.all_gather(at(3), at(4), 8, s)
+def seen(graph):
+    read = hook.read_graph(int(graph))
+    return [read.nodes["type"].tolist(), read.nodes["comm_group"].tolist(), [
+        [inner.nodes["type"].tolist(), inner.nodes["comm_group"].tolist()] for inner in read.children]]
+def node_params(child):
+    params = cu.CUgraphNodeParams()
+    params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH
+    params.graph.graph = child
+    return params
+graph = capture(body)
+"""
+NONE, COMM = _hook.NONE, 5
+WHOLE = [[0, COMM, 0, COMM], [NONE, 0, NONE, 1]]
+
+
+def test_collectives_of_a_clone_are_those_of_its_original(hooked: Any) -> None:
+    """To the driver a placeholder is a node like any other; unknown it would be restored as the copy that it is."""
+    clone, later, second = record(
+        hooked,
+        FOLLOWED
+        + """
+clone = ok(cu.cuGraphClone(graph))
+of_clone = ok(cu.cuGraphClone(clone))
+first = seen(clone)
+ok(cu.cuGraphDestroy(graph))
+answer([first, seen(clone), seen(of_clone)])
+""",
+    )
+    assert clone == later == second == [*WHOLE, []]
+
+
+@pytest.mark.parametrize("how", ["AddChildGraphNode", "AddNode"])
+def test_collectives_inside_a_child_graph_are_found(hooked: Any, how: str) -> None:
+    add = {
+        "AddChildGraphNode": "cu.cuGraphAddChildGraphNode(outer, [], 0, graph)",
+        "AddNode": "cu.cuGraphAddNode(outer, [], [], 0, node_params(graph))",
+    }[how]
+    outer, deep = record(
+        hooked,
+        FOLLOWED
+        + f"""
+outer = ok(cu.cuGraphCreate(0))
+ok({add})
+ok(cu.cuGraphDestroy(graph))
+answer([seen(outer), seen(ok(cu.cuGraphChildGraphNodeGetGraph(ok(cu.cuGraphGetNodes(outer, 1))[0][0])))])
+""",
+    )
+    assert outer == [[4], [NONE], [WHOLE]]
+    assert deep == [*WHOLE, []]
+
+
+def test_collectives_too_deep_to_follow_are_refused(hooked: Any) -> None:
+    refused, clone = record(
+        hooked,
+        FOLLOWED
+        + """
+middle, outer = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0))
+ok(cu.cuGraphAddChildGraphNode(middle, [], 0, graph))
+ok(cu.cuGraphAddChildGraphNode(outer, [], 0, middle))
+clone = ok(cu.cuGraphClone(middle))
+answer([refusal(lambda: hook.read_graph(int(g))) for g in (outer, clone)])
+""",
+    )
+    for kind, text in (refused, clone):
+        assert kind == "UnsupportedNode"
+        assert "capture the collectives in the graph itself" in text
+
+
+def test_a_clone_or_parent_of_a_graph_that_cannot_be_read_cannot_be_read_either(hooked: Any) -> None:
+    """The reduction is the program's own."""
+    refusals = record(
+        hooked,
+        FOLLOWED
+        + """
+scale, made = c.c_double(0.5), c.c_int()
+nccl("ncclRedOpCreatePreMulSum", c.byref(made), c.byref(scale), 8, 1, c.c_void_p(comm.handle))
+def body(s):
+    nccl("ncclAllReduce", c.c_void_p(at(1)), c.c_void_p(at(2)), c.c_size_t(8), 8, made, c.c_void_p(comm.handle),
+         c.c_void_p(int(s)))
+graph = capture(body)
+outer = ok(cu.cuGraphCreate(0))
+ok(cu.cuGraphAddChildGraphNode(outer, [], 0, graph))
+answer([refusal(lambda: hook.read_graph(int(g))) for g in (graph, ok(cu.cuGraphClone(graph)), outer)])
+""",
+    )
+    assert [(kind, "a collective uses reduction" in text) for kind, text in refusals] == [("UnsupportedNode", True)] * 3
+
+
+def test_a_node_that_takes_the_handle_of_a_removed_collective_is_none(hooked: Any) -> None:
+    """The software driver gives a freed handle out again at once."""
+    same, after, failed = record(
+        hooked,
+        FOLLOWED
+        + """
+graph = capture(lambda s: comm.all_reduce(at(1), at(2), 8, s))
+(node,) = ok(cu.cuGraphGetNodes(graph, 1))[0]
+ok(cu.cuGraphDestroyNode(node))
+fresh = ok(cu.cuGraphAddEmptyNode(graph, [], 0))
+after = seen(graph)[0]
+# Refused while the graph is captured: the placeholder stays one.
+on = stream()
+ok(cu.cuStreamBeginCapture(on, THREAD_LOCAL))
+comm.all_reduce(at(1), at(2), 8, on)
+nodes = ok(cu.cuStreamGetCaptureInfo(on))[3]
+code = cu.cuGraphDestroyNode(nodes[0])[0]
+kept = ok(cu.cuStreamEndCapture(on))
+answer([int(node) == int(fresh), after, [int(code) != 0, seen(kept)[0]]])
+""",
+    )
+    assert same
+    assert after == [3]
+    assert failed == [True, [COMM]]
+
+
+def test_memory_of_the_communication_library_is_refused_in_kernels_and_collectives(hooked: Any) -> None:
+    """The stub's lies elsewhere than the library's, maybe in every capture at one place."""
+    refusals = record(
+        hooked,
+        """
+        comm, theirs = nccl.init(4, 2), c.c_void_p()
+        nccl("ncclMemAlloc", c.byref(theirs), c.c_size_t(4096))
+        def read(body):
+            graph = capture(body)
+            return refusal(lambda: hook.read_graph(int(graph)))
+        answer([
+            read(lambda s: launch(mad, s, u64(theirs.value + 8, 2, 1))),
+            read(lambda s: comm.all_reduce(theirs.value, at(2), 8, s)),
+            read(lambda s: comm.all_reduce(at(1), theirs.value, 8, s)),
+            read(lambda s: comm.all_reduce(at(1), at(2), 8, s)),
+        ])
+        """,
+    )
+    assert [kind for kind, _ in refusals] == [*["UnsupportedNode"] * 3, "nothing"]
+    assert all("ncclMemAlloc" in text for _, text in refusals[:3])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -339,6 +340,132 @@ def test_managed_memory_is_refused_by_address(hooked: Any, compile_c: Any) -> No
     assert f"the source {hex(address)} of a memcpy node" in source
     assert f"the destination {hex(address)} of a memcpy node" in destination
     assert f"parameter 3 of kernel gaps holds the address {hex(address + 4088)}" in packed
+
+
+REFUSED = """
+    def read(body):
+        graph = capture(body)
+        return refusal(lambda: hook.read_graph(int(graph)))
+    def all_ways(address):
+        odd = struct.pack("<BQ", 1, address)
+        return [
+            read(lambda s: launch(module.function("join"), s, u64(out, address + 8, out))),
+            read(lambda s: launch_extra(module.function("sum_block"), s, odd.ljust(4096, b"\\0") + u64_bytes(out))),
+            read(lambda s: ok(cu.cuMemsetD8Async(address, 1, 16, s))),
+            read(lambda s: ok(cu.cuMemcpyDtoDAsync(out, address, 16, s))),
+            read(lambda s: ok(cu.cuMemcpyDtoDAsync(address, out, 16, s))),
+        ]
+    def u64_bytes(value):
+        return struct.pack("<Q", value)
+    start()
+    module, out = Module(), malloc(4096)
+"""
+
+
+def test_memory_of_another_device_is_refused_by_address(hooked: Any) -> None:
+    """Every process may have it at the same address, and only what lies in arenas is restored there."""
+    memory, pitched, ordered, freed = hooked.graphs(
+        textwrap.dedent(REFUSED)
+        + textwrap.dedent("""
+        def on_the_other(call):
+            context = ok(cu.cuDevicePrimaryCtxRetain(1))
+            ok(cu.cuCtxPushCurrent(context))
+            try:
+                return int(call())
+            finally:
+                ok(cu.cuCtxPopCurrent())
+        memory = on_the_other(lambda: malloc(4096))
+        pitched = on_the_other(lambda: ok(cu.cuMemAllocPitch(100, 8, 4))[0])
+        ordered = on_the_other(lambda: ok(cu.cuMemAllocAsync(4096, stream())))
+        found = [all_ways(address) for address in (memory, pitched, ordered)]
+        for address in (memory, pitched, ordered):
+            on_the_other(lambda: free(address) or 0)
+        freed = [read(lambda s: launch(module.function("join"), s, u64(out, a, out)))
+                 for a in (memory, pitched, ordered)]
+        answer([*found, freed])
+        """),
+        env={"SOFTCUDA_DEVICES": "2"},
+    )
+    for ways in (memory, pitched, ordered):
+        assert [kind for kind, _ in ways] == ["UnsupportedNode"] * 5
+        assert all("memory of another device" in text for _, text in ways)
+        assert "parameter 1 of kernel join" in ways[0][1]
+        assert "parameter 0 of kernel sum_block" in ways[1][1]
+    assert [kind for kind, _ in freed] == ["nothing"] * 3
+
+
+def test_a_kernel_of_another_device_is_refused(hooked: Any) -> None:
+    kind, text = hooked.graphs(
+        """
+        start(1)
+        module = Module()
+        graph = capture(lambda s: launch(module.function("touch"), s, []))
+        start(0)
+        answer(refusal(lambda: hook.read_graph(int(graph))))
+        """,
+        env={"SOFTCUDA_DEVICES": "2"},
+    )
+    assert kind == "UnsupportedNode"
+    assert "kernel touch runs on device 1 in a graph that is read on device 0" in text
+
+
+def test_host_memory_that_the_program_registered_is_refused_in_kernels_too(hooked: Any) -> None:
+    while_registered, after = hooked.graphs(
+        textwrap.dedent(REFUSED)
+        + textwrap.dedent("""
+        import mmap
+        pages = mmap.mmap(-1, 8192)
+        address = c.addressof(c.c_char.from_buffer(pages))
+        ok(cu.cuMemHostRegister(address, 8192, 2))
+        there = int(ok(cu.cuMemHostGetDevicePointer(address, 0)))
+        assert there == address
+        kernel = lambda s: launch(module.function("join"), s, u64(out, address + 4096, out))
+        while_registered = read(kernel)
+        graph = capture(kernel)
+        ok(cu.cuMemHostUnregister(address))
+        answer([while_registered, refusal(lambda: hook.read_graph(int(graph)))])
+        """)
+    )
+    assert while_registered[0] == "UnsupportedNode"
+    assert "cuMemHostRegister" in while_registered[1]
+    assert after[0] == "nothing"
+
+
+def test_texture_and_surface_objects_are_refused(hooked: Any, compile_c: Any) -> None:
+    """The software driver has none, so a library in front of it gives the numbers."""
+    textures = compile_c(
+        "textures.so",
+        """
+        int cuTexObjectCreate(unsigned long long *object, const void *a, const void *b, const void *c) {
+          *object = 7;
+          return 0;
+        }
+        int cuSurfObjectCreate(unsigned long long *object, const void *a) { *object = 8; return 0; }
+        int cuTexObjectDestroy(unsigned long long object) { return 0; }
+        int cuSurfObjectDestroy(unsigned long long object) { return 0; }
+        """,
+    )
+    before, texture, surface, other, after = hooked.graphs(
+        """
+        start()
+        module, out = Module(), malloc(4096)
+        driver, made = c.CDLL(None), [c.c_uint64(), c.c_uint64()]
+        def read(number):
+            graph = capture(lambda s: launch(module.function("mad"), s, u64(out, 1, number)))
+            return refusal(lambda: hook.read_graph(int(graph)))
+        before = read(7)
+        assert driver.cuTexObjectCreate(c.byref(made[0]), None, None, None) == 0
+        assert driver.cuSurfObjectCreate(c.byref(made[1]), None) == 0
+        found = [read(7), read(8), read(9)]
+        assert driver.cuTexObjectDestroy(made[0]) == 0 and driver.cuSurfObjectDestroy(made[1]) == 0
+        answer([before, *found, [read(7), read(8)]])
+        """,
+        preload=[textures],
+    )
+    assert [kind for kind, _ in (before, other, *after)] == ["nothing"] * 4
+    for number, (kind, text) in ((7, texture), (8, surface)):
+        assert kind == "UnsupportedNode"
+        assert f"parameter 2 of kernel mad holds {number}, the number of a texture or surface object" in text
 
 
 def test_a_record_ends_with_its_graph(hooked: Any) -> None:

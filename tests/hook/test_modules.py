@@ -179,6 +179,94 @@ def test_settings_are_the_last_values_of_each_function(hooked: Any) -> None:
     assert found == [[0, "mad", [[-1, 2], [8, 4096]]], [1, "mad", [[9, 50]]], [1, "count", []]]
 
 
+def test_limits_allow_every_node_whatever_was_set_last(hooked: Any) -> None:
+    """A program may set them for each launch anew, and larger batches, which need more, are often captured first."""
+    attribute = "cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_"
+    found = hooked.graphs(
+        f"""
+        start()
+        module = Module()
+        shared, cluster = {attribute}MAX_DYNAMIC_SHARED_SIZE_BYTES, {attribute}NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        shape = module.function("shape")
+        hook.arena_push(_hook.Arena.IO)
+        out = malloc(32)
+        hook.arena_pop()
+        def body(s, sizes):
+            for size in sizes:
+                ok(cu.cuFuncSetAttribute(shape, shared, size))
+                ok(cu.cuFuncSetAttribute(shape, cluster, int(size > 90000)))
+                launch(shape, s, u64(out), shared=size)
+        first = plain(hook.read_graph(int(capture(lambda s: body(s, [100000])))))
+        both = plain(hook.read_graph(int(capture(lambda s: body(s, [60000, 70000, 50000])))))
+        answer([recorded(hook), first, both])
+        """,
+    )
+    assert found[0]["functions"] == [[0, "shape", [[8, 100000], [14, 1]]]]
+    seen = hooked.graphs(
+        """
+        recorded, *graphs = given()
+        start()
+        hook.arena_push(_hook.Arena.IO)
+        out = malloc(32)
+        hook.arena_pop()
+        functions = load(hook, recorded)
+        seen = []
+        for graph in graphs:
+            built = hook.build_graph(arrays(graph), functions, [])
+            replay(built)
+            seen.append(words(out, 4)[3] & 0xFFFFFFFF)
+        answer(seen)
+        """,
+        "restore",
+        given=found,
+    )
+    assert seen == [100000, 50000]
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["module", "library"])
+@pytest.mark.parametrize(
+    ("kind", "option", "forced", "why"),
+    [
+        ("elf", "MAX_REGISTERS", "", ""),
+        ("elf", "GLOBAL_SYMBOL_ADDRESSES", "", "gave symbols of it addresses with JIT option 18"),
+        ("code", "MAX_REGISTERS", "", ""),
+        ("both", "MAX_REGISTERS", "", ""),
+        ("both", "MAX_REGISTERS", "0", ""),
+        ("both", "LOG_VERBOSE", "1", ""),
+        ("both", "MAX_REGISTERS", "1", "compiled from PTX with JIT option 0"),
+        ("code", "MAX_REGISTERS", "1", ""),
+    ],
+)
+def test_options_of_a_compiler_are_refused_where_it_could_have_run(
+    hooked: Any, library: bool, kind: str, option: str, forced: str, why: str
+) -> None:
+    """A container with PTX is compiled as bare PTX is, and a restore loads it without options."""
+    kind_refused, text = hooked.graphs(
+        f"""
+        start()
+        def entry(kind, code):
+            code += bytes(-len(code) % 8)
+            return struct.pack("<HHIQIIHHIIIQQQ", kind, 257, 64, len(code), 0, 0, 0, 1, 90, 0, 0, 0x11, 0, 0) + code
+        parts = {{"code": [entry(2, elf())], "both": [entry(1, b".version 8.0"), entry(2, elf())]}}
+        body = b"".join(parts.get({kind!r}, []))
+        data = elf() if {kind!r} == "elf" else struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+        option = cu.CUjit_option.CU_JIT_{option}
+        value = [0] if option == cu.CUjit_option.CU_JIT_GLOBAL_SYMBOL_ADDRESSES else 32
+        if {library}:
+            handle = ok(cu.cuLibraryLoadData(data, [option], [value], 1, [], [], 0))
+            mad = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(handle, b"mad"))))
+        else:
+            mad = ok(cu.cuModuleGetFunction(ok(cu.cuModuleLoadDataEx(data, 1, [option], [value])), b"mad"))
+        out = malloc(8)
+        graph = capture(lambda s: launch(mad, s, u64(out, 1, 1)))
+        answer(refusal(lambda: hook.read_graph(int(graph))))
+        """,
+        env={"CUDA_FORCE_PTX_JIT": forced},
+    )
+    assert kind_refused == ("UnsupportedNode" if why else "nothing"), text
+    assert why in text
+
+
 def test_an_unloaded_module_is_dead_and_its_handle_may_come_back(hooked: Any) -> None:
     found = hooked.graphs(
         """
@@ -198,6 +286,33 @@ def test_an_unloaded_module_is_dead_and_its_handle_may_come_back(hooked: Any) ->
     assert found[:3] == [[0, 0, 0], [0, 1, 2], ["mad"] * 3]
     assert found[3][0] == "UsageError"
     assert "unloaded" in found[3][1]
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["module", "library"])
+def test_a_module_that_the_driver_does_not_unload_stays_known(hooked: Any, library: bool) -> None:
+    """No module is unloaded while the thread captures."""
+    call = "cuLibraryUnload" if library else "cuModuleUnload"
+    refused, live, found, names = hooked.graphs(
+        f"""
+        start()
+        out, module = malloc(8), Module({library})
+        f = module.function("mad")
+        codes = []
+        def body(s):
+            launch(f, s, u64(out, 1, 1))
+            codes.append(int(cu.{call}(module.handle)[0]))
+        try:
+            capture(body)
+        except CudaError:
+            pass
+        before = hook.modules()["live"].tolist()
+        graph = capture(lambda s: launch(f, s, u64(out, 1, 1)))
+        found = refusal(lambda: hook.read_graph(int(graph)))
+        address, _ = module.global_address("counter")
+        answer([codes[0] != 0, before, found, hook.global_address(0, "counter")[0] == address])
+        """
+    )
+    assert (refused, live, found[0], names) == (True, [1], "nothing", True)
 
 
 def test_parameter_fields_come_with_their_gaps(hooked: Any) -> None:

@@ -111,7 +111,8 @@ typedef struct fdy_field {
 // The cache configuration of a function (cuFuncSetCacheConfig) among its attributes.
 #define FDY_SETTING_CACHE_CONFIG (-1)
 
-// A function attribute as the program last set it (cuFuncSetAttribute, cuKernelSetAttribute).
+// A function attribute as the program last set it (cuFuncSetAttribute, cuKernelSetAttribute), but that what only allows
+// launches allows all nodes that were read.
 typedef struct fdy_setting {
   int32_t attribute;  // CUfunction_attribute, or FDY_SETTING_CACHE_CONFIG
   int32_t value;

@@ -7,6 +7,7 @@
 
 #include "comm/state.h"
 #include "graphs/edges.h"
+#include "memory/arenas.h"
 
 namespace foundryd::comm {
 namespace {
@@ -103,6 +104,9 @@ void Enqueue::record(CUgraph graph, CUgraphNode placeholder, uint32_t slot) cons
     if (p.op.communicator != slot) continue;
     ops.push_back(p.op);
     ops.back().group = id;
+    for (const uint64_t buffer : {p.op.send, p.op.recv})
+      if (const char *what = memory::foreign_memory(buffer, 1))
+        graphs::Creations::get().refuse(graph, std::string("a buffer of a collective is ") + what);
     if (p.op.reduction != FDY_NONE && p.op.reduction >= static_cast<uint32_t>(kNcclPredefinedReductions))
       graphs::Creations::get().refuse(graph, "a collective uses reduction " + std::to_string(p.op.reduction) +
                                                  ", which the program made itself: use a predefined one");

@@ -60,7 +60,10 @@ const std::vector<fdy_attribute> &AttributeReader::defaults(const CUDA_KERNEL_NO
   if (it != defaults_.end()) return it->second;
   if (!scratch_) scratch_.emplace(create_graph());
   CUgraphNode fresh = nullptr;
-  FDY_CU(cuGraphAddKernelNode_v2, &fresh, scratch_->get(), nullptr, 0, &params);
+  // What the function allows may have been set anew for a later launch.
+  CUDA_KERNEL_NODE_PARAMS_v2 any = params;
+  any.sharedMemBytes = 0;
+  FDY_CU(cuGraphAddKernelNode_v2, &fresh, scratch_->get(), nullptr, 0, &any);
   return defaults_.emplace(key, read_all(fresh)).first->second;
 }
 

@@ -1,9 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graphs/creation.h"
 
+#include "graphs/edges.h"
 #include "support/driver.h"
 
 namespace foundryd::graphs {
+namespace {
+
+// The clones in a new clone's child nodes have handles that somebody else may have had.
+void forget_children(Creations &creations, CUgraph graph) {
+  for (CUgraphNode node : nodes_of(graph)) {
+    CUgraphNodeType type{};
+    FDY_CU(cuGraphNodeGetType, node, &type);
+    if (type != CU_GRAPH_NODE_TYPE_GRAPH) continue;
+    CUgraph child = nullptr;
+    FDY_CU(cuGraphChildGraphNodeGetGraph, node, &child);
+    creations.forget(child);
+    forget_children(creations, child);
+  }
+}
+
+}  // namespace
 
 Frontier frontier(CUstream stream) {
   if (stream == nullptr || stream == CU_STREAM_LEGACY) return {};
@@ -49,6 +66,76 @@ void Creations::refuse(CUgraph graph, const std::string &reason) {
 void Creations::forget(CUgraph graph) {
   const std::lock_guard lock(mutex_);
   graphs_.erase(graph);
+}
+
+Creations::Records::node_type Creations::take(CUgraph graph) {
+  const std::lock_guard lock(mutex_);
+  return graphs_.extract(graph);
+}
+
+void Creations::put_back(Records::node_type record) {
+  const std::lock_guard lock(mutex_);
+  if (!record.empty()) graphs_.insert(std::move(record));
+}
+
+std::vector<std::pair<CUgraph, uint32_t>> Creations::take_node(CUgraphNode node) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<CUgraph, uint32_t>> found;
+  for (auto &[graph, record] : graphs_) {
+    const auto it = record.groups.find(node);
+    if (it == record.groups.end()) continue;
+    found.emplace_back(graph, it->second);
+    record.groups.erase(it);
+  }
+  return found;
+}
+
+void Creations::put_back(CUgraphNode node, std::span<const std::pair<CUgraph, uint32_t>> placeholders) {
+  const std::lock_guard lock(mutex_);
+  for (const auto &[graph, group] : placeholders)
+    if (const auto it = graphs_.find(graph); it != graphs_.end()) it->second.groups.insert_or_assign(node, group);
+}
+
+void Creations::inherit(CUgraph clone, const CreationRecord &original) {
+  if (!original.refusal.empty()) refuse(clone, original.refusal);
+  if (original.inside)
+    refuse(
+        clone,
+        "the graph is a clone of one whose child graphs have collectives, which cannot be followed that far: capture "
+        "the collectives in the graph itself");
+  if (original.groups.empty()) return;
+  for (const auto &[node, unused] : original.order) {
+    CUgraphNode here = nullptr;
+    const auto group = original.groups.find(node);
+    if (FDY_CU_RESULT(cuGraphNodeFindInClone, &here, node, clone) == CUDA_SUCCESS) {
+      group == original.groups.end() ? note(clone, {&here, 1}) : note_placeholder(clone, here, group->second);
+    } else if (group != original.groups.end()) {
+      refuse(clone,
+             "the driver does not say which node of a cloned graph is the collective of its original: capture the "
+             "collective in the graph itself");
+    }
+  }
+}
+
+void Creations::cloned(CUgraph clone, CUgraph original) {
+  forget(clone);
+  forget_children(*this, clone);
+  inherit(clone, copy(original));
+}
+
+void Creations::embedded(CUgraph graph, CUgraphNode node, CUgraph child) {
+  const CreationRecord record = copy(child);
+  if (!record.refusal.empty()) refuse(graph, record.refusal);
+  if (record.inside || !record.groups.empty()) {
+    const std::lock_guard lock(mutex_);
+    graphs_[graph].inside = true;
+  }
+  CUgraph held = nullptr;
+  FDY_CU(cuGraphChildGraphNodeGetGraph, node, &held);
+  if (held == child) return;  // moved, not cloned
+  forget(held);
+  forget_children(*this, held);
+  inherit(held, record);
 }
 
 CreationRecord Creations::copy(CUgraph graph) const {

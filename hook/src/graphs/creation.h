@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the hook saw while a graph came to be: the order of its nodes, and which of them stand for collectives.
-// Records belong to a graph handle from the start of its capture until it is destroyed, so that a reused
-// handle never brings back an old record.
+// Records belong to a graph handle from the moment the driver gives it out until the graph is destroyed, so that a
+// reused handle never brings back an old record.  A clone, be it a graph of its own or what a child node holds, has
+// what its original had: to the driver, a placeholder is a node like any other, and would be restored as the copy that
+// it is.
 #ifndef FOUNDRYD_HOOK_GRAPHS_CREATION_H
 #define FOUNDRYD_HOOK_GRAPHS_CREATION_H
 
@@ -30,6 +32,7 @@ Frontier frontier(CUstream stream);
 struct CreationRecord {
   std::vector<std::pair<CUgraphNode, uint64_t>> order;  // a handle that was used again counts where it is last
   std::unordered_map<CUgraphNode, uint32_t> groups;     // placeholders, by fdy_comm_op.group
+  bool inside = false;                                  // some child graph of it has placeholders
   std::string refusal;                                  // why the graph cannot be read; empty if it can
 };
 
@@ -43,10 +46,25 @@ class Creations {
   void forget(CUgraph graph);
   CreationRecord copy(CUgraph graph) const;
 
+  using Records = std::unordered_map<CUgraph, CreationRecord>;
+  // For a graph that is about to be destroyed: another thread may be given its handle as soon as the driver lets it go.
+  Records::node_type take(CUgraph graph);
+  void put_back(Records::node_type record);
+  // The same for a node; answers with the graphs that had it as a placeholder, and for which group.
+  std::vector<std::pair<CUgraph, uint32_t>> take_node(CUgraphNode node);
+  void put_back(CUgraphNode node, std::span<const std::pair<CUgraph, uint32_t>> placeholders);
+
+  // `clone` was made of `original`.  What cannot be found again there is refused.  Throws Error.
+  void cloned(CUgraph clone, CUgraph original);
+  // `node` of `graph` was made to hold `child`, or a clone of it.  Throws Error.
+  void embedded(CUgraph graph, CUgraphNode node, CUgraph child);
+
  private:
+  void inherit(CUgraph clone, const CreationRecord &original);
+
   mutable std::mutex mutex_;
   uint64_t next_ = 0;
-  std::unordered_map<CUgraph, CreationRecord> graphs_;
+  Records graphs_;
 };
 
 }  // namespace foundryd::graphs

@@ -18,19 +18,26 @@ ParamBytes as_bytes(const T &params) {
   return out;
 }
 
-void refuse_managed(const modules::UsedFunction &function, const std::vector<uint8_t> &bytes) {
-  for (size_t i = 0; i < function.params.fields.size(); ++i) {
-    const fdy_field &field = function.params.fields[i];
-    const size_t end = std::min<size_t>(field.offset + field.bytes, bytes.size());
-    for (size_t at = (field.offset + 7) / 8 * 8; at + 8 <= end; at += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes.data() + at, sizeof word);
-      if (memory::touches_managed(word, 1))
-        throw Error(FDY_ERROR_UNSUPPORTED,
-                    "parameter %zu of kernel %s holds the address %#llx of managed memory (cuMemAllocManaged), which "
-                    "cannot be restored: allocate it with cuMemAlloc",
-                    i, function.name.c_str(), static_cast<unsigned long long>(word));
-    }
+// A packed struct may have an address at any byte; objects are numbers, which only an aligned word says.
+void refuse_foreign(const modules::UsedFunction &function, const std::vector<uint8_t> &bytes) {
+  if (!memory::has_foreign_memory()) return;
+  for (size_t at = 0; at + 8 <= bytes.size(); ++at) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, sizeof word);
+    const char *what = memory::foreign_memory(word, 1);
+    const bool object = what == nullptr && at % 8 == 0 && memory::is_texture_or_surface(word);
+    if (what == nullptr && !object) continue;
+    const auto &fields = function.params.fields;
+    size_t place = 0;
+    while (place + 1 < fields.size() && fields[place + 1].offset <= at) ++place;
+    const auto number = static_cast<unsigned long long>(word);
+    if (object)
+      throw Error(FDY_ERROR_UNSUPPORTED,
+                  "parameter %zu of kernel %s holds %llu, the number of a texture or surface object, which a restore "
+                  "does not have: read linear memory, or destroy the objects before the capture ends if it is not one",
+                  place, function.name.c_str(), number);
+    throw Error(FDY_ERROR_UNSUPPORTED, "parameter %zu of kernel %s holds the address %#llx of %s", place,
+                function.name.c_str(), number, what);
   }
 }
 
@@ -69,11 +76,9 @@ void check_side(const Side &side) {
                 side.what);
   const uint64_t address =
       side.type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uintptr_t>(side.host) : static_cast<uint64_t>(side.device);
-  if (memory::touches_managed(address, 1))
-    throw Error(FDY_ERROR_UNSUPPORTED,
-                "the %s %#llx of a memcpy node is managed memory (cuMemAllocManaged), which cannot be restored: "
-                "allocate it with cuMemAlloc",
-                side.what, static_cast<unsigned long long>(address));
+  if (const char *what = memory::foreign_memory(address, 1))
+    throw Error(FDY_ERROR_UNSUPPORTED, "the %s %#llx of a memcpy node is %s", side.what,
+                static_cast<unsigned long long>(address), what);
   const auto place = memory::classify(address);
   bool host = side.type == CU_MEMORYTYPE_HOST;
   if (!host && !memory::in_arena_space(address)) {
@@ -117,7 +122,7 @@ ParamBytes kernel_params(const CUDA_KERNEL_NODE_PARAMS_v2 &params, const modules
   if (out.kind == FDY_PARAM_NONE && !layout.fields.empty())
     throw Error(FDY_ERROR_UNSUPPORTED, "kernel %s takes %zu parameters and its node has none", function.name.c_str(),
                 layout.fields.size());
-  refuse_managed(function, out.bytes);
+  refuse_foreign(function, out.bytes);
   return out;
 }
 
@@ -151,11 +156,9 @@ ParamBytes memcpy_params(const CUDA_MEMCPY3D_v2 &params) {
 }
 
 ParamBytes memset_params(const CUDA_MEMSET_NODE_PARAMS_v1 &params) {
-  if (memory::touches_managed(params.dst, 1))
-    throw Error(FDY_ERROR_UNSUPPORTED,
-                "the destination %#llx of a memset node is managed memory (cuMemAllocManaged), which cannot be "
-                "restored: allocate it with cuMemAlloc",
-                static_cast<unsigned long long>(params.dst));
+  if (const char *what = memory::foreign_memory(params.dst, 1))
+    throw Error(FDY_ERROR_UNSUPPORTED, "the destination %#llx of a memset node is %s",
+                static_cast<unsigned long long>(params.dst), what);
   CUDA_MEMSET_NODE_PARAMS_v1 clean = params;
   if (clean.height <= 1) clean.pitch = 0;  // unused
   return as_bytes(clean);

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches, captures and instantiations: counted by owner, and followed while a stream is being captured.
+// Launches, captures and instantiations: counted by owner, and followed while a stream is being captured.  Where graphs
+// come from and how they end.
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "graphs/creation.h"
 #include "interpose/concepts.h"
 #include "support/captures.h"
@@ -64,6 +69,31 @@ CUresult end_capture(CUstream stream, Streams meaning, Call &&call) noexcept {
   const CUresult code = call();
   if (before && !is_capturing(stream, meaning)) captures::ended();
   return code;
+}
+
+// A graph that cannot be followed must not be read: a placeholder that nobody knows as one would pass for a copy.
+template <class Body>
+void follow(CUgraph graph, const char *what, Body &&body) noexcept {
+  try {
+    body();
+  } catch (const std::exception &error) {
+    warn("%s was not recorded: %s", what, error.what());
+    record("that a graph cannot be read", [&] {
+      Creations::get().refuse(graph, std::string(what) + " could not be followed: see the warning on standard error");
+    });
+  }
+}
+
+CUresult after_child(CUresult code, CUgraph graph, const CUgraphNode *node, CUgraph child) noexcept {
+  if (code == CUDA_SUCCESS && overriding() && capturing())
+    follow(graph, "a child graph", [&] { Creations::get().embedded(graph, *node, child); });
+  return code;
+}
+
+CUresult after_node(CUresult code, CUgraph graph, const CUgraphNode *node, const CUgraphNodeParams *params) noexcept {
+  return params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH
+             ? after_child(code, graph, node, params->graph.graph)
+             : code;
 }
 
 CUresult counted(CUresult code, uint64_t fdy_counters::*which) noexcept {
@@ -155,9 +185,48 @@ FDY_OVERRIDE CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stre
   return counted(FDY_NEXT(cuGraphLaunch_ptsz, exec, stream), &fdy_counters::graph_launches);
 }
 
+FDY_OVERRIDE CUresult CUDAAPI cuGraphCreate(CUgraph *graph, unsigned int flags) {
+  const CUresult code = FDY_NEXT(cuGraphCreate, graph, flags);
+  if (code == CUDA_SUCCESS && foundryd::overriding()) Creations::get().forget(*graph);
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuGraphClone(CUgraph *clone, CUgraph original) {
+  const CUresult code = FDY_NEXT(cuGraphClone, clone, original);
+  if (code == CUDA_SUCCESS && foundryd::overriding() && foundryd::capturing())
+    follow(*clone, "a clone of a graph", [&] { Creations::get().cloned(*clone, original); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph,
+                                                       const CUgraphNode *dependencies, size_t count, CUgraph child) {
+  return after_child(FDY_NEXT(cuGraphAddChildGraphNode, node, graph, dependencies, count, child), graph, node, child);
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                             size_t count, CUgraphNodeParams *params) {
+  return after_node(FDY_NEXT(cuGraphAddNode, node, graph, dependencies, count, params), graph, node, params);
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                                const CUgraphEdgeData *data, size_t count, CUgraphNodeParams *params) {
+  return after_node(FDY_NEXT(cuGraphAddNode_v2, node, graph, dependencies, data, count, params), graph, node, params);
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode node) {
+  if (!foundryd::overriding()) return FDY_NEXT(cuGraphDestroyNode, node);
+  std::vector<std::pair<CUgraph, uint32_t>> placeholders;
+  record("the end of a node", [&] { placeholders = Creations::get().take_node(node); });
+  const CUresult code = FDY_NEXT(cuGraphDestroyNode, node);
+  if (code != CUDA_SUCCESS) record("a node that stays", [&] { Creations::get().put_back(node, placeholders); });
+  return code;
+}
+
 FDY_OVERRIDE CUresult CUDAAPI cuGraphDestroy(CUgraph graph) {
+  if (!foundryd::overriding()) return FDY_NEXT(cuGraphDestroy, graph);
+  auto taken = Creations::get().take(graph);
   const CUresult code = FDY_NEXT(cuGraphDestroy, graph);
-  if (code == CUDA_SUCCESS && foundryd::overriding()) Creations::get().forget(graph);
+  if (code != CUDA_SUCCESS) Creations::get().put_back(std::move(taken));
   return code;
 }
 
@@ -186,6 +255,12 @@ std::span<const Row> rows() {
       FDY_ROW_PER_THREAD_STREAM("cuGraphInstantiateWithParams", cuGraphInstantiateWithParams_ptsz, 12000),
       FDY_ROW_LEGACY_STREAM("cuGraphLaunch", cuGraphLaunch, 10000),
       FDY_ROW_PER_THREAD_STREAM("cuGraphLaunch", cuGraphLaunch_ptsz, 10000),
+      FDY_ROW("cuGraphCreate", cuGraphCreate, 10000),
+      FDY_ROW("cuGraphClone", cuGraphClone, 10000),
+      FDY_ROW("cuGraphAddChildGraphNode", cuGraphAddChildGraphNode, 10000),
+      FDY_ROW("cuGraphAddNode", cuGraphAddNode, 12020),
+      FDY_ROW("cuGraphAddNode", cuGraphAddNode_v2, 12030),
+      FDY_ROW("cuGraphDestroyNode", cuGraphDestroyNode, 10000),
       FDY_ROW("cuGraphDestroy", cuGraphDestroy, 10000),
   };
   return table;

@@ -70,10 +70,35 @@ struct NodeContent {
   }
 };
 
+CUdevice device_of(CUcontext context) {
+  CUdevice device = 0;
+  CUcontext popped = nullptr;
+  FDY_CU(cuCtxPushCurrent_v2, context);
+  const CUresult code = FDY_CU_RESULT(cuCtxGetDevice, &device);
+  FDY_CU(cuCtxPopCurrent_v2, &popped);
+  driver::check(code, "cuCtxGetDevice");
+  return device;
+}
+
+// A restored node runs where its graph is built.
+void refuse_other_device(CUcontext context, const std::string &kernel) {
+  CUcontext current = nullptr;
+  FDY_CU(cuCtxGetCurrent, &current);
+  if (context == nullptr || current == nullptr || context == current) return;
+  const CUdevice theirs = device_of(context), ours = device_of(current);
+  if (theirs != ours)
+    throw Error(
+        FDY_ERROR_UNSUPPORTED,
+        "kernel %s runs on device %d in a graph that is read on device %d, and a restore would run all of it on "
+        "one: use one device in a process",
+        kernel.c_str(), theirs, ours);
+}
+
 void read_kernel(CUgraphNode node, AttributeReader &attributes, NodeContent &out) {
   CUDA_KERNEL_NODE_PARAMS_v2 params{};
   FDY_CU(cuGraphKernelNodeGetParams_v2, node, &params);
   out.function = modules::inspect_function(params.func, params.kern);
+  refuse_other_device(params.ctx, out.function->name);
   out.record.grid[0] = params.gridDimX;
   out.record.grid[1] = params.gridDimY;
   out.record.grid[2] = params.gridDimZ;
@@ -164,7 +189,7 @@ Error placed(const Error &error, size_t place, size_t count, const std::string &
 
 void append(OwnedGraph &graph, NodeContent &c) {
   fdy_node record = c.record;
-  if (c.function) record.function = modules::use_function(*c.function);
+  if (c.function) record.function = modules::use_function(*c.function, record.shared_bytes);
   record.param_kind = c.params.kind;
   record.param_offset = static_cast<uint32_t>(graph.param_store.size());
   record.param_bytes = static_cast<uint32_t>(c.params.bytes.size());

@@ -22,6 +22,7 @@ std::span<const Row> host_rows();
 std::span<const Row> query_rows();
 std::span<const Row> ipc_rows();
 std::span<const Row> vmm_rows();
+std::span<const Row> texture_rows();
 void fill(fdy_hook &table);
 }  // namespace memory
 namespace modules {

@@ -55,9 +55,10 @@ bool Next::bind(void *address) noexcept {
 }
 
 std::span<const std::span<const Row>> all_rows() noexcept {
-  static const std::array rows{interpose::rows(),    memory::device_rows(), memory::ordered_rows(), memory::host_rows(),
-                               memory::query_rows(), memory::ipc_rows(),    memory::vmm_rows(),     modules::rows(),
-                               graphs::rows(),       comm::rows()};
+  static const std::array rows{
+      interpose::rows(),  memory::device_rows(), memory::ordered_rows(), memory::host_rows(), memory::query_rows(),
+      memory::ipc_rows(), memory::vmm_rows(),    memory::texture_rows(), modules::rows(),     graphs::rows(),
+      comm::rows()};
   return rows;
 }
 

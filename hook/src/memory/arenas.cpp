@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/arenas.h"
 
-#include "memory/managed.h"
+#include "memory/foreign.h"
 #include "memory/state.h"
 #include "support/driver.h"
 
@@ -58,8 +58,17 @@ bool in_arena_space(uint64_t address) noexcept {
   return Arenas::instance().contains(address);
 }
 
-bool touches_managed(uint64_t address, uint64_t bytes) noexcept {
-  return managed::touches(address, bytes);
+bool has_foreign_memory() noexcept {
+  return foreign::any();
+}
+
+const char *foreign_memory(uint64_t address, uint64_t bytes) noexcept {
+  const foreign::Kind kind = foreign::touched(address, bytes);
+  return kind == foreign::Kind::none ? nullptr : foreign::name(kind);
+}
+
+bool is_texture_or_surface(uint64_t word) noexcept {
+  return foreign::is_object(word);
 }
 
 CurrentContext::CurrentContext() {

@@ -40,8 +40,14 @@ bool is_live_arena_range(uint64_t address, uint64_t bytes) noexcept;
 // Whether the address lies in the arenas' address space at all, allocated or not.
 bool in_arena_space(uint64_t address) noexcept;
 
-// Whether [address, address + bytes) touches managed memory, which a graph may not use.
-bool touches_managed(uint64_t address, uint64_t bytes) noexcept;
+// Whether there may be memory that a graph may not use, since no restore could bring it back.
+bool has_foreign_memory() noexcept;
+
+// What such memory is called and what to do, if [address, address + bytes) touches some; else nullptr.
+const char *foreign_memory(uint64_t address, uint64_t bytes) noexcept;
+
+// Whether a word is the number of a texture or surface object of this process.
+bool is_texture_or_surface(uint64_t word) noexcept;
 
 }  // namespace foundryd::memory
 

@@ -45,7 +45,11 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) 
   if (!overriding()) return FDY_NEXT(cuMemAlloc_v2, address, bytes);
   FDY_OWNER_OF_CALL();
   return guard_driver([&] {
-    if (!address || bytes == 0 || !for_arenas()) return counted(FDY_NEXT(cuMemAlloc_v2, address, bytes));
+    if (!address || bytes == 0) return FDY_NEXT(cuMemAlloc_v2, address, bytes);  // an error
+    if (!for_arenas()) {
+      const CUresult result = FDY_NEXT(cuMemAlloc_v2, address, bytes);
+      return outside(result, *address, bytes);
+    }
     *address = Arenas::instance().allocate(selected_arena(), bytes);
     return counted(CUDA_SUCCESS);
   });
@@ -60,8 +64,10 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *address, size_t *p
                        (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
                        width <= SIZE_MAX - kPitch && round_up(width, kPitch) <= SIZE_MAX / height;
     // The driver says what is wrong with the rest.
-    if (!valid || !for_arenas())
-      return counted(FDY_NEXT(cuMemAllocPitch_v2, address, pitch, width, height, element_bytes));
+    if (!valid || !for_arenas()) {
+      const CUresult result = FDY_NEXT(cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+      return result == CUDA_SUCCESS ? outside(result, *address, *pitch * height) : result;
+    }
     const size_t row = round_up(width, kPitch);
     *address = Arenas::instance().allocate(selected_arena(), row * height);
     *pitch = row;
@@ -73,7 +79,7 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
   if (!overriding()) return FDY_NEXT(cuMemFree_v2, address);
   return guard_driver([&] {
     if (Arenas::instance().contains(address)) return Arenas::instance().free(address);
-    managed::remove(address);
+    foreign::remove(address);
     return FDY_NEXT(cuMemFree_v2, address);
   });
 }
@@ -83,7 +89,7 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t byt
   FDY_OWNER_OF_CALL();
   return guard_driver([&] {
     const CUresult result = counted(FDY_NEXT(cuMemAllocManaged, address, bytes, flags));
-    if (result == CUDA_SUCCESS) managed::add(*address, bytes);
+    if (result == CUDA_SUCCESS) foreign::add(*address, bytes, foreign::Kind::managed);
     return result;
   });
 }

@@ -13,7 +13,11 @@ namespace {
 template <class Real>
 CUresult allocate(void **address, size_t bytes, Real &&real) {
   return guard_driver([&] {
-    if (!address || bytes == 0 || !for_arenas()) return counted(real());
+    if (!address || bytes == 0) return counted(real());
+    if (!for_arenas()) {
+      const CUresult result = real();
+      return outside(result, reinterpret_cast<uint64_t>(*address), bytes);
+    }
     *address = reinterpret_cast<void *>(Arenas::instance().allocate(FDY_ARENA_HOST, bytes));
     return counted(CUDA_SUCCESS);
   });
@@ -41,8 +45,24 @@ FDY_OVERRIDE CUresult CUDAAPI cuMemFreeHost(void *address) {
   if (!overriding()) return FDY_NEXT(cuMemFreeHost, address);
   return guard_driver([&] {
     const auto at = reinterpret_cast<uint64_t>(address);
-    return Arenas::instance().contains(at) ? Arenas::instance().free(at) : FDY_NEXT(cuMemFreeHost, address);
+    if (Arenas::instance().contains(at)) return Arenas::instance().free(at);
+    foreign::remove(at);
+    return FDY_NEXT(cuMemFreeHost, address);
   });
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
+  const CUresult result = FDY_NEXT(cuMemHostRegister_v2, address, bytes, flags);
+  if (!overriding() || !capturing() || result != CUDA_SUCCESS) return result;
+  return guard_driver([&] {
+    foreign::add(reinterpret_cast<uint64_t>(address), bytes, foreign::Kind::registered);
+    return result;
+  });
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuMemHostUnregister(void *address) {
+  if (overriding()) foreign::remove(reinterpret_cast<uint64_t>(address));
+  return FDY_NEXT(cuMemHostUnregister, address);
 }
 
 namespace foundryd::memory {
@@ -52,6 +72,8 @@ std::span<const Row> host_rows() {
       FDY_ROW("cuMemHostAlloc", cuMemHostAlloc, 2020),
       FDY_ROW("cuMemAllocHost", cuMemAllocHost_v2, 3020),
       FDY_ROW("cuMemFreeHost", cuMemFreeHost, 2000),
+      FDY_ROW("cuMemHostRegister", cuMemHostRegister_v2, 6050),
+      FDY_ROW("cuMemHostUnregister", cuMemHostUnregister, 4000),
   };
   return table;
 }

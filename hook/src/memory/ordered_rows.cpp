@@ -28,7 +28,11 @@ bool stream_captures(CUstream stream, Zero zero) {
 template <class Real>
 CUresult allocate(CUdeviceptr *address, size_t bytes, CUstream stream, Zero zero, Real &&real) {
   return guard_driver([&] {
-    if (!address || bytes == 0 || !for_arenas()) return counted(real());
+    if (!address || bytes == 0) return counted(real());
+    if (!for_arenas()) {
+      const CUresult result = real();
+      return outside(result, *address, bytes);
+    }
     const bool captured = stream_captures(stream, zero);
     const fdy_arena arena = captured ? FDY_ARENA_GRAPH : selected_arena();
     // A restored engine's scratch memory concerns no graph, and the driver's pool is faster than we are.
@@ -41,7 +45,10 @@ CUresult allocate(CUdeviceptr *address, size_t bytes, CUstream stream, Zero zero
 template <class Real>
 CUresult release(CUdeviceptr address, CUstream stream, Zero zero, Real &&real) {
   return guard_driver([&] {
-    if (!Arenas::instance().contains(address)) return real();
+    if (!Arenas::instance().contains(address)) {
+      foreign::remove(address);
+      return real();
+    }
     return Arenas::instance().free_ordered(address, stream, zero == Zero::per_thread, stream_captures(stream, zero));
   });
 }

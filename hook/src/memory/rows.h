@@ -5,7 +5,7 @@
 #define FOUNDRYD_HOOK_MEMORY_ROWS_H
 
 #include "interpose/table.h"
-#include "memory/managed.h"
+#include "memory/foreign.h"
 #include "memory/state.h"
 #include "support/captures.h"
 #include "support/counters.h"
@@ -32,6 +32,13 @@ inline bool for_arenas() {
 inline CUresult counted(CUresult result) noexcept {
   if (result == CUDA_SUCCESS) count(&fdy_counters::allocations);
   return result;
+}
+
+// Remembers memory that the arenas did not serve.
+inline CUresult outside(CUresult result, uint64_t address, uint64_t bytes) {
+  if (result == CUDA_SUCCESS && capturing())
+    foreign::add(address, bytes, communicating() ? foreign::Kind::communication : foreign::Kind::other_device);
+  return counted(result);
 }
 
 }  // namespace foundryd::memory

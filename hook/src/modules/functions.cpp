@@ -52,11 +52,13 @@ class FunctionTable {
     layouts_.insert_or_assign(function, layout);  // an older one is of a function that is gone
   }
 
-  uint32_t use(const UsedFunction &function) {
+  uint32_t use(const UsedFunction &function, uint32_t shared_bytes) {
     const std::lock_guard lock(mutex_);
     const auto [it, fresh] =
         places_.try_emplace({function.module, function.name}, static_cast<uint32_t>(functions_.size()));
     if (fresh) functions_.push_back(function);
+    UsedFunction &used = functions_[it->second];
+    used.shared_bytes = std::max(used.shared_bytes, shared_bytes);
     return it->second;
   }
 
@@ -121,13 +123,13 @@ UsedFunction inspect_function(CUfunction function, CUkernel kernel) {
                 "function %s is in module %u, which cannot be archived because %s: build it as one container without "
                 "such options",
                 name.name.c_str(), name.module, instance.refusal.c_str());
-  out = {name.module, std::move(name.name), param_layout(function, kernel)};
+  out = {name.module, std::move(name.name), param_layout(function, kernel), 0};
   FunctionTable::get().cache(handle, epoch, out);
   return out;
 }
 
-uint32_t use_function(const UsedFunction &function) {
-  return FunctionTable::get().use(function);
+uint32_t use_function(const UsedFunction &function, uint32_t shared_bytes) {
+  return FunctionTable::get().use(function, shared_bytes);
 }
 
 void fill_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings) {
@@ -136,7 +138,11 @@ void fill_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *setti
   std::vector<fdy_setting> all_settings;
   Strings text;
   for (const UsedFunction &f : FunctionTable::get().list()) {
-    const Settings set = Registry::get().settings({f.module, f.name});
+    Settings set = Registry::get().settings({f.module, f.name});
+    // A program may set it for each launch anew, and the last may be a small one; nodes of all of them are built with
+    // one.
+    if (const auto limit = set.find(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES); limit != set.end())
+      limit->second = std::max(limit->second, static_cast<int32_t>(f.shared_bytes));
     rows.push_back({f.module, text.add(f.name), static_cast<uint32_t>(f.params.fields.size()), f.params.bytes,
                     static_cast<uint32_t>(all_fields.size()), static_cast<uint32_t>(all_settings.size()),
                     static_cast<uint32_t>(set.size()), 0});

@@ -32,13 +32,15 @@ struct UsedFunction {
   uint32_t module;
   std::string name;
   ParamLayout params;
+  uint32_t shared_bytes = 0;  // the most that a node of it has
 };
 
 // The function of a node, looked up without a place in the table.  Throws Error if its module cannot be archived.
 UsedFunction inspect_function(CUfunction function, CUkernel kernel);
 
-// The place of a function in the table that fdy_hook.functions answers; added if it is new.
-uint32_t use_function(const UsedFunction &function);
+// The place of a function in the table that fdy_hook.functions answers; added if it is new.  A node of it has so much
+// dynamic shared memory.
+uint32_t use_function(const UsedFunction &function, uint32_t shared_bytes);
 
 void fill_functions(fdy_buffer *functions, fdy_buffer *fields, fdy_buffer *settings, fdy_buffer *strings);
 

@@ -4,6 +4,7 @@
 #include <elf.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -30,6 +31,20 @@ struct ContainerHeader {
   uint16_t header_bytes;
   uint64_t payload_bytes;
 };
+
+// The part of an entry's header that says what it is.
+struct EntryHeader {
+  uint16_t kind;
+  uint16_t version;
+  uint32_t header_bytes;
+  uint64_t payload_bytes;
+  uint32_t compressed_bytes;
+  uint32_t options;
+  uint16_t minor;
+  uint16_t major;
+  uint32_t architecture;
+};
+constexpr uint16_t kCompiled = 2;  // an ELF file
 
 template <class T>
 T load(const std::byte *at) {
@@ -93,6 +108,24 @@ Extent measure_prefix(std::span<const std::byte> bytes) {
 Extent measure_exactly(std::span<const std::byte> image) {
   const Extent extent = measure_prefix(image);
   return extent.bytes == image.size() ? extent : Extent{};
+}
+
+bool may_be_compiled(const Extent &extent, unsigned architecture) {
+  if (extent.kind != ImageKind::kFatbin) return extent.kind == ImageKind::kPtx;
+  bool exact = false, other = false;
+  for (size_t at = load<ContainerHeader>(extent.data).header_bytes; at < extent.bytes;) {
+    if (extent.bytes - at < sizeof(EntryHeader)) return true;
+    const auto entry = load<EntryHeader>(extent.data + at);
+    const uint64_t room = extent.bytes - at;
+    if (entry.header_bytes < sizeof entry || entry.header_bytes > room ||
+        entry.payload_bytes > room - entry.header_bytes)
+      return true;
+    other |= entry.kind != kCompiled;
+    exact |= entry.kind == kCompiled && entry.architecture == architecture;
+    at += entry.header_bytes + entry.payload_bytes;
+  }
+  const char *always = std::getenv("CUDA_FORCE_PTX_JIT");
+  return other && (!exact || (always != nullptr && *always != '\0' && std::strcmp(always, "0") != 0));
 }
 
 uint64_t content_hash(std::span<const std::byte> bytes) {

@@ -37,6 +37,10 @@ Extent measure_exactly(std::span<const std::byte> image);
 // The image that `bytes` begin with, whatever follows it.
 Extent measure_prefix(std::span<const std::byte> bytes);
 
+// Whether a driver may have to compile something of this image for a device of this architecture (90 for sm_90), so
+// that options of the compiler count: PTX, and a container without code for exactly that architecture.
+bool may_be_compiled(const Extent &extent, unsigned architecture);
+
 uint64_t content_hash(std::span<const std::byte> bytes);
 
 std::string_view describe(ImageKind kind);

@@ -3,6 +3,7 @@
 // The driver functions through which modules, functions and globals come to be.
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +29,7 @@ void record(const char *what, Body &&body) noexcept {
   }
 }
 
-// JIT options that choose other code, or other addresses, than the image alone gives.
+// JIT options with which a compiler makes other code than without.
 bool changes_code(CUjit_option option) {
   switch (option) {
     case CU_JIT_WALL_TIME:
@@ -39,18 +40,35 @@ bool changes_code(CUjit_option option) {
     case CU_JIT_TARGET_FROM_CUCONTEXT:
     case CU_JIT_LOG_VERBOSE:
     case CU_JIT_CACHE_MODE:
+    case CU_JIT_GLOBAL_SYMBOL_COUNT:  // alone it says nothing
       return false;
     default:
       return true;
   }
 }
 
-// A cubin is what it is; only what the driver compiles depends on options.
+// The device's architecture, 90 for sm_90; 0, which nothing is code for, if there is no telling.
+unsigned architecture() {
+  CUdevice device = 0;  // a library may be loaded without a context
+  FDY_CU_RESULT(cuCtxGetDevice, &device);
+  int major = 0, minor = 0;
+  if (FDY_CU_RESULT(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) !=
+          CUDA_SUCCESS ||
+      FDY_CU_RESULT(cuDeviceGetAttribute, &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
+    return 0;
+  return static_cast<unsigned>(10 * major + minor);
+}
+
+// Compiled code is what it is, but for symbols that the program gives addresses; other options are for what the driver
+// compiles.
 std::string refused_options(const Extent &extent, unsigned count, const CUjit_option *options) {
-  if (extent.kind != ImageKind::kPtx || options == nullptr) return {};
-  for (unsigned i = 0; i < count; ++i)
-    if (changes_code(options[i]))
-      return "it was compiled from PTX with JIT option " + std::to_string(static_cast<int>(options[i]));
+  for (unsigned i = 0; options != nullptr && i < count; ++i) {
+    const CUjit_option option = options[i];
+    if (option == CU_JIT_GLOBAL_SYMBOL_NAMES || option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES)
+      return "the program gave symbols of it addresses with JIT option " + std::to_string(static_cast<int>(option));
+    if (changes_code(option) && may_be_compiled(extent, architecture()))
+      return "it may have been compiled from PTX with JIT option " + std::to_string(static_cast<int>(option));
+  }
   return {};
 }
 
@@ -74,6 +92,15 @@ void note_load_from_file(fdy_module_api api, void *handle, const char *path, uns
     Extent extent = measure_prefix({data, bytes.size()});
     Registry::get().add(api, handle, extent, refused_options(extent, option_count, options));
   });
+}
+
+template <class Call>
+CUresult unloaded(fdy_module_api api, void *handle, Call &&call) noexcept {
+  std::optional<uint32_t> id;
+  record("the end of a module", [&] { id = Registry::get().remove(api, handle); });
+  const CUresult code = call();
+  if (code != CUDA_SUCCESS && id) record("a module that stays", [&] { Registry::get().put_back(api, handle, *id); });
+  return code;
 }
 
 void note_setting(CUfunction function, CUkernel kernel, int32_t attribute, int32_t value) noexcept {
@@ -115,10 +142,8 @@ FDY_OVERRIDE CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuModuleUnload(CUmodule module) {
-  const CUresult code = FDY_NEXT(cuModuleUnload, module);
-  if (code == CUDA_SUCCESS && overriding())
-    record("the end of a module", [&] { Registry::get().remove(FDY_MODULE_LOAD_DATA, module); });
-  return code;
+  if (!overriding()) return FDY_NEXT(cuModuleUnload, module);
+  return unloaded(FDY_MODULE_LOAD_DATA, module, [&] { return FDY_NEXT(cuModuleUnload, module); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module,
@@ -151,10 +176,8 @@ FDY_OVERRIDE CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const ch
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuLibraryUnload(CUlibrary library) {
-  const CUresult code = FDY_NEXT(cuLibraryUnload, library);
-  if (code == CUDA_SUCCESS && overriding())
-    record("the end of a library", [&] { Registry::get().remove(FDY_LIBRARY_LOAD_DATA, library); });
-  return code;
+  if (!overriding()) return FDY_NEXT(cuLibraryUnload, library);
+  return unloaded(FDY_LIBRARY_LOAD_DATA, library, [&] { return FDY_NEXT(cuLibraryUnload, library); });
 }
 
 FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library,
@@ -162,6 +185,13 @@ FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *address, size_t *b
   const CUresult code = FDY_NEXT(cuLibraryGetGlobal, address, bytes, library, name);
   if (code == CUDA_SUCCESS && overriding())
     record("a global", [&] { Registry::get().note_global(FDY_LIBRARY_LOAD_DATA, library, name); });
+  return code;
+}
+
+FDY_OVERRIDE CUresult CUDAAPI cuLibraryGetModule(CUmodule *module, CUlibrary library) {
+  const CUresult code = FDY_NEXT(cuLibraryGetModule, module, library);
+  if (code == CUDA_SUCCESS && overriding())
+    record("the module behind a library", [&] { Registry::get().note_module(library, *module); });
   return code;
 }
 
@@ -227,6 +257,7 @@ std::span<const Row> rows() {
       FDY_ROW("cuLibraryLoadFromFile", cuLibraryLoadFromFile, 12000),
       FDY_ROW("cuLibraryUnload", cuLibraryUnload, 12000),
       FDY_ROW("cuLibraryGetGlobal", cuLibraryGetGlobal, 12000),
+      FDY_ROW("cuLibraryGetModule", cuLibraryGetModule, 12000),
       FDY_ROW("cuLibraryGetKernel", cuLibraryGetKernel, 12000),
       FDY_ROW("cuLibraryEnumerateKernels", cuLibraryEnumerateKernels, 12040),
       FDY_ROW("cuKernelGetFunction", cuKernelGetFunction, 12000),

@@ -53,6 +53,8 @@ uint32_t Registry::add(fdy_module_api api, void *handle, const Extent &extent, s
       images_.emplace(fresh->hash, fresh);
     }
   }
+  // Who had the handle went unseen, with a context, say, and so did handles of its functions.
+  remove_locked(api, handle);
   instance.id = static_cast<uint32_t>(instances_.size());
   instances_.push_back(std::move(instance));
   const uint32_t id = instances_.back().id;
@@ -60,17 +62,33 @@ uint32_t Registry::add(fdy_module_api api, void *handle, const Extent &extent, s
   return id;
 }
 
-void Registry::remove(fdy_module_api api, void *handle) {
+std::optional<uint32_t> Registry::remove(fdy_module_api api, void *handle) {
   const std::lock_guard lock(mutex_);
+  return remove_locked(api, handle);
+}
+
+void Registry::put_back(fdy_module_api api, void *handle, uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  instances_[id].live = true;
+  (api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_)[handle] = id;
+}
+
+std::optional<uint32_t> Registry::remove_locked(fdy_module_api api, void *handle) {
   auto &handles = api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_;
   const auto it = handles.find(handle);
-  if (it == handles.end()) return;
+  if (it == handles.end()) return std::nullopt;
   const uint32_t id = it->second;
   instances_[id].live = false;
   handles.erase(it);
   std::erase_if(library_modules_, [&](const auto &entry) { return entry.second == id; });
   std::erase_if(kernels_, [&](const auto &entry) { return entry.second.library == id; });
   ++epoch_;
+  return id;
+}
+
+void Registry::note_module(CUlibrary library, CUmodule module) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = libraries_.find(library); it != libraries_.end()) library_modules_[module] = it->second;
 }
 
 void Registry::note_kernel(CUlibrary library, CUkernel kernel) {
@@ -148,14 +166,20 @@ FunctionName Registry::identify(CUfunction function, CUkernel kernel) {
 
 void Registry::note_setting(const FunctionName &function, int32_t attribute, int32_t value) {
   const std::lock_guard lock(mutex_);
-  instances_[function.module].settings[function.name][attribute] = value;
+  int32_t &kept = instances_[function.module].settings[function.name].try_emplace(attribute, value).first->second;
+  // It only allows launches, and a program may set it for each of them anew; nodes of all of them are built with one.
+  kept = attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED ? std::max(kept, value) : value;
 }
 
 void Registry::note_global(fdy_module_api api, void *handle, const char *name) {
   const std::lock_guard lock(mutex_);
   const auto &handles = api == FDY_LIBRARY_LOAD_DATA ? libraries_ : modules_;
-  const auto it = handles.find(handle);
-  if (it != handles.end()) instances_[it->second].asked_globals.insert(name);
+  if (const auto it = handles.find(handle); it != handles.end()) {
+    instances_[it->second].asked_globals.insert(name);
+  } else if (const auto behind = library_modules_.find(static_cast<CUmodule>(handle));
+             api == FDY_MODULE_LOAD_DATA && behind != library_modules_.end()) {
+    instances_[behind->second].asked_globals.insert(name);
+  }
 }
 
 std::vector<fdy_module> Registry::list() const {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -55,8 +56,13 @@ class Registry {
 
   // Notes a load that succeeded.  `options` is the JIT options' summary: a reason to refuse, or empty.
   uint32_t add(fdy_module_api api, void *handle, const Extent &extent, std::string refusal);
-  void remove(fdy_module_api api, void *handle);
+  // For a module that is about to be unloaded: another thread may be given its handle as soon as the driver lets it go.
+  // Answers with its id if it was known.
+  std::optional<uint32_t> remove(fdy_module_api api, void *handle);
+  void put_back(fdy_module_api api, void *handle, uint32_t id);
 
+  // The module behind a library, through which programs may ask for its globals.
+  void note_module(CUlibrary library, CUmodule module);
   // A kernel that a library handed out, and the function that the driver made of it.  Programs pass either as a
   // CUfunction.
   void note_kernel(CUlibrary library, CUkernel kernel);
@@ -84,6 +90,7 @@ class Registry {
     CUkernel kernel;
   };
 
+  std::optional<uint32_t> remove_locked(fdy_module_api api, void *handle);
   uint32_t library_of_kernel(CUkernel kernel) const;
   uint32_t library_of_module(CUmodule module);
 

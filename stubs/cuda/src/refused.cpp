@@ -22,6 +22,23 @@ SOFTCUDA_API cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int) {
   return refuse();
 }
 
+SOFTCUDA_API cuTexObjectCreate(CUtexObject *, const CUDA_RESOURCE_DESC *, const CUDA_TEXTURE_DESC *,
+                               const CUDA_RESOURCE_VIEW_DESC *) {
+  return refuse();
+}
+
+SOFTCUDA_API cuTexObjectDestroy(CUtexObject) {
+  return refuse();
+}
+
+SOFTCUDA_API cuSurfObjectCreate(CUsurfObject *, const CUDA_RESOURCE_DESC *) {
+  return refuse();
+}
+
+SOFTCUDA_API cuSurfObjectDestroy(CUsurfObject) {
+  return refuse();
+}
+
 SOFTCUDA_API cuMulticastCreate(CUmemGenericAllocationHandle *, const CUmulticastObjectProp *) {
   return refuse();
 }
