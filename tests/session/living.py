@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that joins lives of a group on a store, for ``test_lives``.
 
-Flags: rank, world, kind of the store and where it is, and a JSON list of what to do in each life.  Prints a line of
-JSON for each life: the values of each phase, or the error.
+Flags: rank, world, kind of the store and where it is, and a JSON list of what to do in each life.  Begins when it reads
+a line, after it said that it is ready.  Prints a line of JSON for each life: the values of each phase, or the error.
 """
 
 from __future__ import annotations
@@ -74,5 +74,7 @@ def live(store: Ending, what: dict[str, Any]) -> Any:
 
 
 store = connect(sys.argv[3], sys.argv[4])
+print("ready", flush=True)
+sys.stdin.readline()
 for number, what in enumerate(json.loads(sys.argv[5])):
     print(json.dumps({"life": number, "what": live(store, what)}), flush=True)

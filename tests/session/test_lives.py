@@ -51,12 +51,19 @@ class Group:
                 todo = json.dumps([life[rank] for life in lives])
                 ranks[rank] = process = subprocess.Popen(
                     [sys.executable, str(RANK), str(rank), str(WORLD), *self._store, todo],
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
                 )
                 stack.callback(process.wait)
                 stack.callback(process.kill)
+            # Deadlines of lives are short, and some processes take longer to start than others.
+            for process in ranks.values():
+                process.stdout.readline()
+            for process in ranks.values():
+                process.stdin.write("\n")
+                process.stdin.flush()
             end = time.monotonic() + timeout
             ended = {}
             for rank, process in ranks.items():
