@@ -98,14 +98,15 @@ class Recorder:
             allow_opaque=self._settings.allow_opaque_modules,
             cut=self._settings.cut,
         )
-        self._refuse_beside(recorded, self._globals_beside(modules))
+        beside = self._globals_beside(modules)
+        self._refuse_beside(recorded, beside)
         symbols = Symbols(recorded.ranges)
         relocations = symbols.replace_in_graphs(graphs)
         global_relocations = symbols.replace_in_globals(recorded)
         windows = hook.windows()
         allocations = self._allocations()
         contents = self._contents(allocations)
-        everywhere = [symbols, self._globals_beside(modules)]
+        everywhere = [symbols, beside]
         return Recording(
             variant=str(mesh),
             world=mesh.world,

@@ -169,6 +169,21 @@ def eventually() -> Callable[..., None]:
     return wait
 
 
+@pytest.fixture
+def settled() -> Callable[[Callable[[], dict[str, int]]], dict[str, int]]:
+    """What a look at a process finds once that has closed what its clients left, which it sees a little later."""
+
+    def wait(look: Callable[[], dict[str, int]]) -> dict[str, int]:
+        seen = [look()]
+        while len(seen) < 10 or seen[-1]["descriptors"] > min(one["descriptors"] for one in seen):
+            assert len(seen) < 500, seen[-10:]
+            time.sleep(0.02)
+            seen.append(look())
+        return seen[-1]
+
+    return wait
+
+
 INSIDE = """
 import os, runpy, sys
 open(sys.argv.pop(1) + "/cgroup.procs", "w").write(str(os.getpid()))

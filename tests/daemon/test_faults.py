@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,12 +69,12 @@ def armed(monkeypatch, start):
 
 
 @pytest.fixture
-def serve_everybody(join, runtime_dir, eventually, copies):
+def serve_everybody(join, runtime_dir, eventually, copies, settled):
     """All ranks attach and leave; returns what the daemon has then."""
-    return lambda pid: _serve_everybody(pid, join, runtime_dir, eventually, copies)
+    return lambda pid: _serve_everybody(pid, join, runtime_dir, eventually, copies, settled)
 
 
-def _serve_everybody(pid, join, runtime_dir, eventually, copies):
+def _serve_everybody(pid, join, runtime_dir, eventually, copies, settled):
     taken = [join(rank) for rank in range(8)]
     assert [bytes(one.plan) for one in taken] == [f"model ep=8 {rank}".encode() for rank in range(8)]
     assert len(copies(pid, os.getpid())) == 1
@@ -87,12 +86,7 @@ def _serve_everybody(pid, join, runtime_dir, eventually, copies):
         for one in taken:
             one.close()
         eventually(lambda: not client.status().leases, "the leases end")
-    # A connection of the control client may end a little later.
-    seen = []
-    for _ in range(10):
-        seen.append(facts(pid))
-        time.sleep(0.02)
-    return min(seen, key=lambda now: now["descriptors"])
+    return settled(lambda: facts(pid))
 
 
 @pytest.fixture(scope="module")

@@ -254,19 +254,23 @@ def test_a_library_that_makes_other_nodes_makes_the_graph_unreadable(hooked: Any
     assert found[1] == 0
 
 
+# Captures a sum on ``comm`` that the program itself defined.
+OWN_REDUCTION = """
+scale, made = c.c_double(0.5), c.c_int()
+nccl("ncclRedOpCreatePreMulSum", c.byref(made), c.byref(scale), 8, 1, c.c_void_p(comm.handle))
+def body(s):
+    nccl("ncclAllReduce", c.c_void_p(at(1)), c.c_void_p(at(2)), c.c_size_t(8), 8, made, c.c_void_p(comm.handle),
+         c.c_void_p(int(s)))
+graph = capture(body)
+"""
+
+
 def test_a_reduction_that_the_program_made_is_refused(hooked: Any) -> None:
     found = record(
         hooked,
-        """
-        comm = nccl.init(4, 2)
-        scale, made = c.c_double(0.5), c.c_int()
-        nccl("ncclRedOpCreatePreMulSum", c.byref(made), c.byref(scale), 8, 1, c.c_void_p(comm.handle))
-        def body(s):
-            nccl("ncclAllReduce", c.c_void_p(at(1)), c.c_void_p(at(2)), c.c_size_t(8), 8, made, c.c_void_p(comm.handle),
-                 c.c_void_p(int(s)))
-        graph = capture(body)
-        answer([made.value, *refusal(lambda: hook.read_graph(int(graph)))])
-        """,
+        "comm = nccl.init(4, 2)"
+        + OWN_REDUCTION
+        + "answer([made.value, *refusal(lambda: hook.read_graph(int(graph)))])",
     )
     assert found[0] >= 5
     assert found[1] == "UnsupportedNode"
@@ -369,13 +373,8 @@ def test_a_clone_or_parent_of_a_graph_that_cannot_be_read_cannot_be_read_either(
     refusals = record(
         hooked,
         FOLLOWED
+        + OWN_REDUCTION
         + """
-scale, made = c.c_double(0.5), c.c_int()
-nccl("ncclRedOpCreatePreMulSum", c.byref(made), c.byref(scale), 8, 1, c.c_void_p(comm.handle))
-def body(s):
-    nccl("ncclAllReduce", c.c_void_p(at(1)), c.c_void_p(at(2)), c.c_size_t(8), 8, made, c.c_void_p(comm.handle),
-         c.c_void_p(int(s)))
-graph = capture(body)
 outer = ok(cu.cuGraphCreate(0))
 ok(cu.cuGraphAddChildGraphNode(outer, [], 0, graph))
 answer([refusal(lambda: hook.read_graph(int(g))) for g in (graph, ok(cu.cuGraphClone(graph)), outer)])
