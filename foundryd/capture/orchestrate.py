@@ -259,7 +259,7 @@ def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, 
         witnesses = [rank for rank in suspects.witnesses if rank not in sampling.ranks]
         suspects.add(unruled(recordings, sampling.members), recordings[0])
         control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(suspects.words))
-        if control.structure_key() != runs.run(sampling.control).structure_key() and runs.again():
+        if control.structure_key() != runs.run(sampling.control).structure_key() and runs.warm_control():
             continue
         try:
             merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import blake3
+import msgspec
 import numpy as np
 
 import foundryd
@@ -187,8 +188,11 @@ class Recording:
         }
 
     def structure_key(self) -> bytes:
-        """Equal for ranks that can share a class."""
-        digest = blake3.blake3(repr(sorted(self.structure().items())).encode())
+        """Equal for ranks that can share a class, whether they come from this process or from a file.
+
+        A file has dicts in another order, and lists for tuples.
+        """
+        digest = blake3.blake3(msgspec.msgpack.encode(self.structure(), order="deterministic"))
         digest.update(self.allocations.tobytes())
         return digest.digest()
 

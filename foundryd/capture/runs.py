@@ -112,6 +112,16 @@ class _Early:
     made: Sequence[Future[tuple[Path, Recording]]] = ()
 
 
+@dataclass(frozen=True)
+class _Control:
+    """What a control left; ``cold``: it was launched when caches may still have been."""
+
+    rank: int
+    path: Path
+    recording: Recording
+    cold: bool
+
+
 class Runs:
     """Launches of the engine, one a rank; recordings stay in ``folder``.  Leaving it ends what still runs."""
 
@@ -124,7 +134,8 @@ class Runs:
         self.times: list[float] = []
         self._warm: set[int] = set()
         self._repeats: dict[int, tuple[Path, Recording]] = {}
-        self._controls: list[tuple[int, Path, Recording]] = []
+        self._controls: list[_Control] = []
+        self._started = 0  # how often controls were launched, but for early ones
         self._lock = threading.RLock()  # a signal's handler takes it while its thread has it
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
         self._stopped = False
@@ -165,11 +176,16 @@ class Runs:
         """Captures every rank that was captured once another time; answers whether there was any.
 
         A first launch fills the caches of compilers and tuners, and what it allocates for that, the next one does not.
+        What else was captured of these ranks and is built otherwise than they are now is forgotten.
         """
         cold = self.cold
         self._warm.update(cold)
         made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
         self.recordings.update(zip(cold, made, strict=True))
+        if cold:
+            keys = {rank: recording.structure_key() for rank, recording in self.recordings.items()}
+            self._controls = [c for c in self._controls if c.recording.structure_key() == keys[c.rank]]
+            self._repeats = {r: found for r, found in self._repeats.items() if found[1].structure_key() == keys[r]}
         return bool(cold)
 
     def run_all_like(self, ranks: Sequence[int], reference: Recording) -> list[Recording]:
@@ -191,10 +207,10 @@ class Runs:
 
     def repeats(self, ranks: Sequence[int]) -> list[Recording]:
         """Further recordings of ``ranks``, where there are any: repeats, and controls but the last."""
-        return [recording for _, recording in self._further(ranks) if recording is not self._controls[-1][2]]
+        return [recording for _, recording in self._further(ranks) if recording is not self._controls[-1].recording]
 
     def _further(self, ranks: Sequence[int]) -> list[tuple[Path, Recording]]:
-        controls = [(path, recording) for rank, path, recording in self._controls if rank in ranks]
+        controls = [(control.path, control.recording) for control in self._controls if control.rank in ranks]
         return [self._repeats[rank] for rank in ranks if rank in self._repeats] + controls
 
     def start_control(self, rank: int, others: Sequence[int]) -> None:
@@ -214,12 +230,24 @@ class Runs:
 
     def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
+        cold = bool(self.cold) or self._early is not None
         with uninterrupted():
             made = self._controls_of(rank, others, strays)
             _wait(made)
         path, recording = self._joined([future.result() for future in made], others)
-        self._controls.append((rank, path, recording))
+        self._controls.append(_Control(rank, path, recording, cold))
         return recording
+
+    def warm_control(self) -> bool:
+        """Forgets the last control, which is built otherwise than its rank, if another may be built alike.
+
+        That is so if caches were cold when it was launched, or when its rank was, which is then captured again.
+        """
+        control = self._controls[-1]
+        if not (self.again() or control.cold):
+            return False
+        self._controls = [other for other in self._controls if other is not control]
+        return True
 
     def _controls_of(
         self, rank: int, others: Sequence[int], strays: Strays
@@ -234,7 +262,7 @@ class Runs:
         if early is not None:
             self._stop(early.paths)
             wait(early.made)
-        listed = self._folder / f"control-{rank}-{len(self._controls)}.strays"
+        listed = self._folder / f"control-{rank}-{self._started}.strays"
         write_strays(listed, strays)
         references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
         return self._start_controls(rank, references, listed)
@@ -243,7 +271,8 @@ class Runs:
         self, rank: int, references: Sequence[Path], strays: Path, early: _Early | None = None
     ) -> list[Future[tuple[Path, Recording]]]:
         """Launches as many controls as share the graphs."""
-        count, number = self._spec.controls, "early" if early is not None else len(self._controls)
+        count, number = self._spec.controls, "early" if early is not None else self._started
+        self._started += early is None
         name = f"the control of rank {rank}" if count == 1 else f"one of {count} controls of rank {rank}"
         launches = []
         for place in range(count):

@@ -195,6 +195,17 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
         assert reader.section(variant.allocations).nbytes == 0
 
 
+def test_a_control_that_started_with_cold_caches_is_launched_again_where_it_is_built_otherwise(captured):
+    """It started beside the ranks, which are captured again since one was cold like it, and is of no use then."""
+    result, launched, _ = captured("chilly", jobs=6)
+    assert sorted(launched[:6]) == sorted([*SAMPLED, 1])
+    assert sorted(launched[6:12]) == sorted([*SAMPLED, 1])
+    assert launched[12:] == confirmed(result) * 2
+    with ArchiveReader.open(captured.archive) as reader:
+        (variant,) = reader.index.variants
+        assert reader.section(variant.allocations).nbytes == 0
+
+
 def test_ranks_are_captured_again_where_a_cold_launch_had_memory_elsewhere(captured):
     """Their allocations are alike, so that only what graphs hold tells."""
     result, launched, said = captured("moved")

@@ -245,7 +245,8 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
     }
     timed = {**common, "gpu_memory_utilization": memory}
     # Several of these share a GPU at a time, so they do not measure what is free.
-    small = {**common, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": GIB, "max_num_seqs": 8}
+    beside = {**common, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": GIB}
+    small = {**beside, "max_num_seqs": 8}
     few = [1, 2, 4, 8]
     ranks = {**small, "gpu_memory_utilization": 0.2, "disable_custom_all_reduce": True}
     alone = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
@@ -258,17 +259,17 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
     adapters |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
     listed = [
         Setup("decode", Model(layers), {**timed, "compilation_config": graphs(decode)}),
-        Setup("full", two, {**timed, "compilation_config": graphs("FULL", [1, 2, 4, 8, 16, 32, 64])}),
-        Setup("pieces", two, {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", [1, 2, 4, 8, 16, 32, 64])}),
+        Setup("full", two, {**beside, "compilation_config": graphs("FULL", [1, 2, 4, 8, 16, 32, 64])}),
+        Setup("pieces", two, {**beside, "compilation_config": graphs("FULL_AND_PIECEWISE", [1, 2, 4, 8, 16, 32, 64])}),
         Setup("small", two, {**small, "compilation_config": graphs(decode, few)}),
         Setup(
             "moe",
             sixteen,
-            {**timed, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])},
+            {**beside, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])},
             {"VLLM_USE_V2_MODEL_RUNNER": "1"},
         ),
-        Setup("moe_v1", sixteen, {**timed, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])}, first),
-        Setup("moe_v1_pieces", sixteen, {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", few)}, first),
+        Setup("moe_v1", sixteen, {**beside, "compilation_config": graphs(decode, [1, 2, 4, 8, 16, 32])}, first),
+        Setup("moe_v1_pieces", sixteen, {**beside, "compilation_config": graphs("FULL_AND_PIECEWISE", few)}, first),
         Setup("v1", two, {**timed, "compilation_config": graphs(decode)}, first),
         # vLLM loads the compiled model from one file of finished pieces, which it does by itself from PyTorch 2.12 on.
         Setup(
@@ -285,13 +286,13 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
             {**ranks, "tensor_parallel_size": 2, "enable_expert_parallel": True},
             {**alone, **first},
         ),
-        Setup("lora", two, {**timed, **adapters}, first, adapters=2),
-        Setup("lora_v2", two, {**timed, **adapters}, adapters=2),
+        Setup("lora", two, {**beside, **adapters}, first, adapters=2),
+        Setup("lora_v2", two, {**beside, **adapters}, adapters=2),
         Setup(
             "ngram",
             two,
             {
-                **{**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+                **{**beside, "compilation_config": graphs(decode, [4, 8, 16, 32])},
                 "speculative_config": {
                     **{"method": "ngram", "num_speculative_tokens": DRAFTS},
                     **{"prompt_lookup_max": 2, "prompt_lookup_min": 1},
@@ -302,14 +303,14 @@ def setups(layers: int, memory: float) -> dict[str, Setup]:
         Setup(
             "draft",
             two,
-            {**timed, "compilation_config": graphs(decode, [4, 8, 16, 32])},
+            {**beside, "compilation_config": graphs(decode, [4, 8, 16, 32])},
             first,
             draft=Model(1, two.vocabulary),
         ),
         Setup(
             "eagle",
             Model(2, two.vocabulary, llama=True),
-            {**timed, "compilation_config": graphs("FULL_AND_PIECEWISE", [4, 8, 16, 32])},
+            {**beside, "compilation_config": graphs("FULL_AND_PIECEWISE", [4, 8, 16, 32])},
             first,
             draft=Model(1, two.vocabulary, llama=True, head=True),
         ),
