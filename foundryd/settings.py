@@ -66,7 +66,7 @@ class Settings:
     strays : ``FOUNDRYD_STRAYS``: for a control run, the file (JSON) of words to prove harmless beside what it finds.
     allow_opaque_modules : ``FOUNDRYD_ALLOW_OPAQUE_MODULES``: 1 captures modules whose globals cannot be listed.
     cut : ``FOUNDRYD_CUT``: what a capture leaves out of images at most: ``none`` (nothing of a cubin), ``cut`` (the
-        code of unused kernels, default) or ``stripped`` (all of them).
+        code of unused kernels) or ``stripped`` (all of them, default).
     runtime_dir : ``FOUNDRYD_RUNTIME_DIR``, else ``/run/foundryd`` as root, else ``$XDG_RUNTIME_DIR/foundryd``.
     log : ``FOUNDRYD_LOG``: ``debug``, ``info``, ``warning`` (default) or ``error``.
     fault : ``FOUNDRYD_FAULT``: for tests, see ``foundryd.faults``.
@@ -97,7 +97,7 @@ class Settings:
     journal: Path | None = None
     strays: Path | None = None
     allow_opaque_modules: bool = False
-    cut: str = "cut"
+    cut: str = "stripped"
     runtime_dir: Path = Path("/run/foundryd")
     log: str = "warning"
     fault: Fault | None = None

@@ -170,7 +170,7 @@ def test_what_is_left_in_an_image_is_the_least_that_the_driver_does_not_tell_fro
         assert [image for image, _, _ in driver.compared] == tried[: len(driver.compared)]
 
 
-@pytest.mark.parametrize(("most", "left"), [(Settings.cut, LEFT["cut"]), ("cut", LEFT["cut"]), ("none", MANY)])
+@pytest.mark.parametrize(("most", "left"), [(Settings.cut, LEFT["stripped"]), ("cut", LEFT["cut"]), ("none", MANY)])
 def test_no_more_is_left_out_than_was_asked_for(most: str, left: bytes) -> None:
     driver = Driver(MANY, ["a"], [])
     out = record(driver, cut=most)
