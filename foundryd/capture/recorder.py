@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
 from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
+from foundryd.capture.pinned import Bytes, needed
 from foundryd.capture.recording import ContentRecord, Recording
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
@@ -53,10 +55,10 @@ class Recorder:
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
         self._keys.add(frozen)
 
-    def recording(self, engine: dict[str, Any] | None = None) -> Recording:
+    def recording(self, engine: dict[str, Any] | None = None, named: Iterable[int] = ()) -> Recording:
         """The recording as things are now; call when every graph is captured and no work is in flight.
 
-        ``engine`` is what the engine's adapter wants to find again when it restores.
+        ``engine`` is what the engine's adapter wants to find again when it restores, ``named`` the addresses in it.
         """
         hook = self._hook
         mesh = Mesh.parse(self._settings.variant)
@@ -104,8 +106,9 @@ class Recorder:
         relocations = symbols.replace_in_graphs(graphs)
         global_relocations = symbols.replace_in_globals(recorded)
         windows = hook.windows()
-        allocations = self._allocations()
-        contents = self._contents(allocations)
+        referring = [*(graph.params for graph in graphs), ops.view(np.uint8).reshape(-1)]
+        referring += [data for module in recorded.records for _, data in module.globals]
+        allocations, contents = self._memory(referring, named)
         everywhere = [symbols, beside]
         return Recording(
             variant=str(mesh),
@@ -190,9 +193,25 @@ class Recorder:
                         "a kernel as a parameter"
                     )
 
-    def _allocations(self) -> np.ndarray:
-        allocations = self._hook.allocations()
-        return allocations[np.lexsort((allocations["ordinal"], allocations["arena"]))]
+    def _memory(self, referring: Sequence[Bytes], named: Iterable[int]) -> tuple[np.ndarray, list[ContentRecord]]:
+        """The allocations that a restore has to have, and what those hold that the engine does not fill.
+
+        Looking allocates, so they are listed first.
+        """
+        every = self._hook.allocations()
+        every = every[np.lexsort((every["ordinal"], every["arena"]))]
+        host = every["arena"] == ARENAS.index("host")
+        contents = self._contents(every[~host])
+        pinned = every[host]
+        on_host = self._contents(pinned)
+        kept = pinned[:0]
+        while True:
+            # What is reached may hold further addresses.
+            reached = [c for c in on_host if c.ordinal < len(kept)]
+            more = needed(pinned, referring, [c.data for c in [*contents, *reached]], named)
+            if len(more) == len(kept):
+                return np.concatenate([every[~host], kept]), contents + reached
+            kept = more
 
     def _communicators(self, mesh: Mesh, ops: np.ndarray) -> list[ix.Communicator]:
         """Communicators in creation order, by the mesh axes they span where they span any."""
@@ -229,10 +248,7 @@ class Recorder:
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def _contents(self, allocations: np.ndarray) -> list[ContentRecord]:
-        """Every live one of ``allocations`` in the content arenas that is not all zero.
-
-        Looking allocates, so they were listed before.
-        """
+        """Every live one of ``allocations`` in the content arenas that is not all zero."""
         rows = allocations[np.isin(allocations["arena"], _CONTENT_ARENAS) & (allocations["live"] == 1)]
         on_device = rows[rows["arena"] != ARENAS.index("host")]
         zero = _all_zero([(int(r["address"]), int(r["bytes"])) for r in on_device])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,6 +163,10 @@ class GraphSet:
         """What an adapter wants to find again when it restores: scalars, lists and dicts."""
         return {}
 
+    def _named_addresses(self) -> Iterable[int]:
+        """Addresses in what ``_describe_engine`` says."""
+        return ()
+
     def finish(
         self, vary: Callable[[int], None] | None = None, vary_graph: Callable[[Any, int], None] | None = None
     ) -> None:
@@ -253,7 +257,7 @@ class GraphSet:
 
         assert self._hook is not None
         assert self._settings.recording is not None
-        recording = self._recorder.recording(self._describe_engine())
+        recording = self._recorder.recording(self._describe_engine(), self._named_addresses())
         self._examine(recording)
         # After the memory was read: an adapter may have to replay graphs to describe them.
         self._describe_outputs()

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; the proje
 from foundryd._native import _hook  # noqa: E402
 from foundryd.archive import index as ix  # noqa: E402
 from foundryd.capture.canonical import KERNEL, Graph  # noqa: E402
+from foundryd.engines.torch import memory  # noqa: E402
 from foundryd.engines.torch.graphset import GraphSet  # noqa: E402
 from foundryd.engines.torch.memory import Arenas, Bound, check, describe, referred_to  # noqa: E402
 from foundryd.errors import CaptureError, IdentityMismatch, LayoutDiverged, UsageError  # noqa: E402
@@ -231,3 +232,17 @@ def test_blocks_that_graphs_refer_to_are_found_by_any_address_inside():
     )
     assert referred_to(blocks, recording) == [blocks[1], blocks[2]]
     assert referred_to([], recording) == []
+
+
+def test_what_the_allocator_keeps_outside_of_pools_is_cleared_and_nothing_else(monkeypatch):
+    states = ("active_allocated", "inactive", "active_pending_free", "inactive")
+
+    def segment(pool, base):
+        blocks = [{"address": base + 512 * n, "size": 512, "state": state} for n, state in enumerate(states)]
+        return {"segment_pool_id": pool, "blocks": blocks}
+
+    done = []
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **_: [segment((0, 0), 0), segment((0, 1), 1 << 20)])
+    monkeypatch.setattr(memory, "call", lambda *what: done.append(what))
+    memory.clear_unused()
+    assert done == [("cuMemsetD8", 512, 0, 512), ("cuMemsetD8", 1536, 0, 512), ("cuCtxSynchronize",)]

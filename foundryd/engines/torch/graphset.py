@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from foundryd.capture.recording import Recording
 from foundryd.engines.torch.graph import TorchCapture, TorchRestored, capture
 from foundryd.engines.torch.groups import connect
 from foundryd.engines.torch.identity import TorchFacts
-from foundryd.engines.torch.memory import Arenas, Bound, check, referred_to, unpooled_blocks
+from foundryd.engines.torch.memory import Arenas, Bound, check, clear_unused, referred_to, unpooled_blocks
 from foundryd.engines.torch.rng import Registered, prologues
 from foundryd.engines.torch.store import default_store
 from foundryd.engines.torch.world import LoneWorld
@@ -177,6 +177,7 @@ class GraphSet(graphset.GraphSet):
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
+        clear_unused()
         super()._write_recording(vary)
 
     def _examine(self, recording: Recording) -> None:
@@ -198,6 +199,9 @@ class GraphSet(graphset.GraphSet):
                 "rng": [[r.cells.seed, r.cells.offset] for r in self._registered],
             }
         }
+
+    def _named_addresses(self) -> Iterable[int]:
+        return [address for address, *_ in self._bound.recorded().values()]
 
     def _check_engine(self, recorded: Mapping[str, Any]) -> None:
         if "torch" not in recorded:

@@ -19,6 +19,7 @@ from foundryd.capture.canonical import wide_words
 from foundryd.capture.recording import Recording
 from foundryd.errors import CaptureError, LayoutDiverged, UsageError
 from foundryd.session.arena import ARENAS, arena
+from foundryd.session.driver import call
 
 # What the engine itself fills: what was allocated there must be found again.
 FILLED = ("weights", "kv", "io")
@@ -68,6 +69,21 @@ def unpooled_blocks() -> list[tuple[int, int]]:
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     )
+
+
+def clear_unused() -> None:
+    """Fills what the allocator keeps for later tensors with zeros, outside of all pools; nothing may be in flight.
+
+    What earlier tensors left there differs in every process, and lies beside tensors that graphs use, in the same
+    allocations of the driver.  Pools are left alone: those of graphs have no tensors that are alive, but their graphs'.
+    """
+    for segment in torch.cuda.memory_snapshot(include_traces=False):
+        if tuple(segment["segment_pool_id"]) != (0, 0):
+            continue
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                call("cuMemsetD8", block["address"], 0, block["size"])
+    call("cuCtxSynchronize")
 
 
 def referred_to(blocks: Sequence[tuple[int, int]], recording: Recording) -> list[tuple[int, int]]:

@@ -4,11 +4,12 @@
 Started by ``compare.py``, which says what it wants in one JSON object::
 
     answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null,
-                 "calls": FILE or null, "adapters": [FOLDER, …]}'
+                 "calls": FILE or null, "adapters": [FOLDER, …], "checked": true or false}'
 
 With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.  With a file for
 calls it writes there which functions took the time while the engine started.  Prompts have the LoRA adapters in turns,
-and none; of one prompt it is counted how many answers they give it.
+and none; of one prompt it is counted how many answers they give it.  ``checked`` lets vLLM compare the addresses of the
+inputs of each piece with those of its capture, as it does where it logs for debugging.
 """
 
 from __future__ import annotations
@@ -60,6 +61,16 @@ class Engine:
             chosen = [found and LoRARequest(f"adapter-{found[0]}", found[0], found[1]) for found in adapters]
         results = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=chosen)
         return [list(result.outputs[0].token_ids) for result in results]
+
+    def check_addresses(self) -> int:
+        """From now on vLLM compares the inputs of every replay of a piece; how many pieces there are."""
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+        # The variable for logging would do, but is part of how the model is compiled, too.
+        pieces = [w for w in CUDAGraphWrapper._all_instances if w.runtime_mode.name == "PIECEWISE"]
+        for piece in pieces:
+            piece.is_debugging_mode = True
+        return len(pieces)
 
     @contextmanager
     def counting(self) -> Iterator[dict[str, int]]:
@@ -130,6 +141,7 @@ def main() -> None:
     begun = time.perf_counter()
     with followed(wanted["calls"]):
         engine = Engine(wanted["model"], wanted["options"])
+    checked = engine.check_addresses() if wanted["checked"] else 0
     vocabulary = int(json.loads((Path(wanted["model"]) / "config.json").read_text())["vocab_size"])
     waiting, answers = prompts(vocabulary, max(64, sum(wanted["batches"]))), []
     ready = time.perf_counter()
@@ -149,6 +161,7 @@ def main() -> None:
         "generate_s": time.perf_counter() - ready,
         "tokens": answers,
         "replays": replays,
+        "checked": checked,
     }
     Path(wanted["out"]).write_text(json.dumps(result))
     if wanted["socket"] is not None:

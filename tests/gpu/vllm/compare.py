@@ -61,9 +61,8 @@ SERVED = (
     *(("native", "term"), ("run", "term"), ("plugin", "term"), ("daemon", "term")),
     *(("native", "kill"), ("plugin", "kill")),
 )
-# Setups with graphs of pieces, whose inputs vLLM itself compares with those of the capture where it logs this much.
+# Setups with graphs of pieces, whose inputs vLLM itself can compare with those of the capture.
 IN_PIECES = ("pieces", "moe_v1_pieces", "eagle")
-CHECKED = {"VLLM_LOGGING_LEVEL": "DEBUG"}
 ADDRESSES = "the same once more; vLLM looks at the addresses of every piece's inputs"
 EVENTS = {"term": "SIGTERM", "kill": "its engine gets SIGKILL"}
 
@@ -95,7 +94,7 @@ def steps() -> list[Step]:
             Step(f"{setup}.restore", 25, restore),
         ]
         if setup in IN_PIECES:
-            found.append(Step(f"{setup}.addresses", 30, partial(restore, environment=CHECKED), about=ADDRESSES))
+            found.append(Step(f"{setup}.addresses", 30, partial(restore, checked=True), about=ADDRESSES))
     found += [
         Step("artifact.capture", 75, capture, about="decode with VLLM_USE_MEGA_AOT_ARTIFACT=1, --layers layers"),
         Step("artifact.native", 30, native),

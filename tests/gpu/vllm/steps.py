@@ -106,6 +106,7 @@ def wanted_of(context: Context, setup: Setup, label: str, batches: Sequence[int]
         "tokens": tokens,
         "socket": None,
         "calls": None,
+        "checked": False,
         "adapters": [str(setup.model.adapter(context.out, number)) for number in range(setup.adapters)],
     }
 
@@ -127,12 +128,13 @@ def start(
     tokens: int = TOKENS,
     environment: Mapping[str, str] | None = None,
     calls: Path | None = None,
+    checked: bool = False,
 ) -> Row:
     """One start of vLLM with its answers; what it found, without them.
 
-    ``calls`` is where it writes which functions took the time.
+    ``calls`` is where it writes which functions took the time.  ``checked``: vLLM looks at the addresses of pieces.
     """
-    wanted = wanted_of(context, setup, label, batches, tokens)
+    wanted = wanted_of(context, setup, label, batches, tokens) | {"checked": checked}
     wanted["calls"] = None if calls is None else str(calls)
     given = context.environment(setup, label) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | dict(environment or {})
     # vLLM logs to standard output, which is not read.
@@ -145,6 +147,8 @@ def start(
     answers = result["tokens"]
     found = {"answers": len(answers), "distinct": _distinct(answers), "by_adapter": result["by_adapter"]}
     found |= {"replays": result["replays"]}
+    if checked and not result["checked"]:
+        raise RunFailed(f"{label}: vLLM has no pieces whose addresses it could look at")
     if setup.adapters and found["by_adapter"] <= setup.adapters:
         raise RunFailed(f"{label}: {setup.adapters} adapters and none gave one prompt {found['by_adapter']} answers")
     return figures | {name: report[name] for name in kept} | found
@@ -241,10 +245,10 @@ def native(context: Context, name: str) -> Row:
     return row | {"verdict": OK if right else FAILED, "detail": detail}
 
 
-def restore(context: Context, name: str, environment: Mapping[str, str] | None = None) -> Row:
-    """vLLM from the archive's file, with further variables."""
+def restore(context: Context, name: str, *, checked: bool = False) -> Row:
+    """vLLM from the archive's file; ``checked``: it looks at the addresses of every piece's inputs."""
     setup = context.setup_of(name)
-    row = start(context, setup, name, str(context.archive(setup.name)), environment=environment)
+    row = start(context, setup, name, str(context.archive(setup.name)), checked=checked)
     return judged(context, row, name, f"{setup.name}.native")
 
 
