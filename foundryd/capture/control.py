@@ -102,7 +102,8 @@ def prove(
                 spent = {"memory": kept - began, "dead": tried - kept, "noise": time.monotonic() - tried}
                 seconds |= {f"{part}, state {seed}": took for part, took in spent.items()}
             noise, proven_strays = words.proven(strays=False), words.proven(strays=True)
-            return Proofs(sorted(dead), noise, proven_strays, bool(trials.vary), seconds)
+            unsteady = [place for place, key in enumerate(keys) if key in words.unsteady]
+            return Proofs(sorted(dead), noise, proven_strays, bool(trials.vary), seconds, unsteady)
     finally:
         call("cuStreamDestroy", stream)
 
@@ -211,6 +212,7 @@ class _Suspects:
         bounds = np.searchsorted(words["block"], np.arange(members + 1))
         self._words = [words[first:last] for first, last in pairwise(bounds.tolist())]  # by block
         self._live: set[int] = set()  # places of words that some graph needs
+        self.unsteady: set[Any] = set()  # keys of graphs that do not do the same twice
         self._generator = np.random.default_rng(ours.rank)
         self._small = SmallGraphs(hook)
         if len(words):
@@ -231,7 +233,7 @@ class _Suspects:
             others += self._stored[block : block + 1]
             with nullcontext() if state_of is None else state_of(block), self._rehearsal(block) as rehearsal:
                 self._words[block] = prove_noise(
-                    memory, graph, mine, others, rehearsal.replay, self._generator, journal, self._live
+                    memory, graph, mine, others, rehearsal.replay, self._generator, journal, self._live, self.unsteady
                 )
 
     def proven(self, *, strays: bool) -> np.ndarray:

@@ -152,6 +152,13 @@ def merge(
             members=members,
         )
     except UnexplainedWord as error:
+        if error.block in proofs.unsteady:
+            raise UnexplainedWord(
+                f"{error}.  Nothing can be proven of this graph, since two replays of it from the same memory differ: "
+                "have its kernels do the same each time, for one without atomic additions of floating-point numbers",
+                block=error.block,
+                proof_failed=True,
+            ) from error
         if not living[0].is_content(error.block):
             raise
         raise UnexplainedContent(

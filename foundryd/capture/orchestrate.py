@@ -272,7 +272,8 @@ def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, 
                 runs.progress(f"all {len(sampling.members)} ranks are sampled, for their code differs: {error}")
                 sampling = sampling.extended(sampling.members)
                 continue
-            if error.proof_failed and runs.cold:
+            steady = control.proofs is None or error.block not in control.proofs.unsteady
+            if error.proof_failed and runs.cold and steady:
                 # Beside what its compilers needed, a first launch may have had its tensors elsewhere.
                 runs.progress(f"two captures of one rank differ, and one may have had cold caches: {error}")
                 runs.again()

@@ -117,6 +117,7 @@ def prove_noise(
     generator: np.random.Generator,
     journal: Journal = FORGETFUL,
     live: set[int] | None = None,
+    unsteady: set[Any] | None = None,
 ) -> np.ndarray:
     """Those of ``words`` that outputs do not depend on, ascending; ``words`` are rows of ``noise_dtype``.
 
@@ -128,6 +129,8 @@ def prove_noise(
 
     ``live`` are places of words that were not harmless in other graphs.  They are tried apart from the rest, which
     takes fewer trials where graphs are alike, and proves as much; this graph's are added.
+
+    A graph of which two plain replays differ is not tried, and its key is added to ``unsteady``.
     """
     words = words[words["offset"] >= graph.param_start()]
     if not len(words):
@@ -137,6 +140,13 @@ def prove_noise(
     memory.restore()
     plain()
     memory.note_plain(set())
+    memory.restore()
+    plain()
+    if not memory.unmoved(set(), None):
+        if unsteady is not None:
+            unsteady.add(graph.key)
+        memory.restore()
+        return words[:0]
     live = set() if live is None else live
 
     # Gently first: the values that the engine itself gave the words at other times.  Only what none of these disturbs

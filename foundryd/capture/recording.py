@@ -70,6 +70,7 @@ class Proofs:
         and words that ``Strays`` named.
     varied : whether this holds in more than one state of the engine.
     seconds : what the proofs took, by their part.
+    unsteady : the places of graphs that do not do the same twice from the same memory.
     """
 
     dead: list[int] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Proofs:
     strays: np.ndarray = field(default_factory=lambda: np.zeros(0, noise_dtype))
     varied: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    unsteady: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -359,7 +361,8 @@ def save(recording: Recording, path: Path) -> None:
         notes = {"rank": recording.rank, **recording.notes}
         if proofs is not None:
             words = {name: writer.put_rows("noise", getattr(proofs, name)) for name in ("noise", "strays")}
-            notes["proofs"] = {"dead": proofs.dead, "varied": proofs.varied, "seconds": proofs.seconds, **words}
+            said = {name: getattr(proofs, name) for name in ("dead", "varied", "seconds", "unsteady")}
+            notes["proofs"] = {**said, **words}
         writer.finish(make_index("recording", recording.identity, [variant], notes))
 
 
@@ -396,9 +399,9 @@ def load(path: Path) -> Recording:
             )
         recording = unpack(reader, reader.index.variants[0])
         if "proofs" in recording.notes:
-            notes = recording.notes.pop("proofs")
-            words = {name: np.array(reader.array(notes[name], noise_dtype)) for name in ("noise", "strays")}
-            recording.proofs = Proofs(notes["dead"], varied=notes["varied"], seconds=notes["seconds"], **words)
+            said = recording.notes.pop("proofs")
+            said |= {name: np.array(reader.array(said[name], noise_dtype)) for name in ("noise", "strays")}
+            recording.proofs = Proofs(**said)
         return recording
 
 

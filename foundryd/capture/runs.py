@@ -297,6 +297,11 @@ class Runs:
                 if recording.proofs is not None:
                     took = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in recording.proofs.seconds.items())
                     self.progress(f"proofs of {len(recording.graphs)} graphs: {took}")
+                    if unsteady := [recording.graphs[place].key for place in recording.proofs.unsteady]:
+                        self.progress(
+                            f"{len(unsteady)} of them, {unsteady[0]!r} for one, do not do the same twice from the same "
+                            "memory, so that nothing can be proven of their parameters"
+                        )
                 return launch.path, recording
             except CaptureError:
                 fatal = unended(launch.journal)

@@ -35,6 +35,7 @@ def joined(controls: Sequence[Recording], references: Sequence[Recording]) -> Re
             _by_block([p.noise for p in proofs]),
             _by_block([p.strays for p in proofs]),
             all(p.varied for p in proofs),
+            unsteady=sorted({place for p in proofs for place in p.unsteady}),
         ),
     )
 

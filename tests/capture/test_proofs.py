@@ -158,6 +158,27 @@ def test_a_word_that_matters_is_never_overwritten_with_nonsense():
         prove(Memory(device), graph, rows(start + 4), [other], replay_with, generator)
 
 
+@pytest.mark.parametrize("steady", [True, False])
+def test_of_a_graph_that_does_not_do_the_same_twice_nothing_is_tried(steady):
+    device = HostMemory()
+    graph = member([5, 6, 7, 8])
+    words = rows(graph.param_start(), graph.param_start() + 8)
+    ran, unsteady = [], set()
+
+    def replay_with(params):
+        ran.append(bytes(params))
+        device.bytes[OUT][0] = 0 if steady else len(ran)
+
+    arguments = (graph, words, [graph.params ^ 1], replay_with, np.random.default_rng(0))
+    proven = prove(Memory(device), *arguments, Journal(None), None, unsteady)
+    if steady:
+        assert (len(proven), unsteady) == (2, set())
+        assert len(set(ran)) > 1
+    else:
+        assert (proven, unsteady) == ([], {("g",)})
+        assert set(ran) == {bytes(graph.params)}
+
+
 class Astray(Exception):
     """Stands for the end of the process."""
 

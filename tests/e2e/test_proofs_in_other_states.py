@@ -13,8 +13,11 @@ from foundryd.archive.reader import ArchiveReader
 # The engine gives attention another scale in every process.  Its capture ends with one cached position, where the scale
 # is without effect.
 PROGRAM = """
-import os, random, sys
+import itertools, os, random, sys
+from foundryd.capture import rehearsal
 from foundryd.demo import engine, model, worker
+from foundryd.session.arena import arena
+from foundryd.session.driver import call
 
 original = model.Kernels.__init__
 
@@ -33,6 +36,21 @@ if sys.argv[1] in ("still", "described"):
     engine.Engine._vary = None
 if sys.argv[1] == "described":
     engine.GraphSet._describe_engine = lambda self: {"z": {"y": 1, "x": [2]}, "a": (3,)}
+if sys.argv[1] == "unsteady":
+    finish, replay, count = engine.GraphSet.finish, rehearsal.Rehearsal.replay, itertools.count()
+
+    def disturbed(self, vary):
+        with arena("io"):
+            buffer = int(call("cuMemAlloc", 4096))
+
+        def replayed(self, params):
+            replay(self, params)
+            call("cuMemsetD32", buffer, next(count), 1)
+
+        rehearsal.Rehearsal.replay = replayed
+        finish(self, vary)
+
+    engine.GraphSet.finish = disturbed
 if sys.argv[1] == "by-graph":
     finish = engine.GraphSet.finish
     engine.GraphSet.finish = lambda self, vary: finish(self, vary_graph=lambda key, seed: vary(seed))
@@ -55,6 +73,17 @@ def test_it_passes_for_noise_where_memory_has_one_state(e2e, tmp_path, states):
     """What an adapter says of its engine has no order that would keep a control from its proofs."""
     done = capture(e2e, tmp_path, states)
     assert done.code == 0, done.err
+
+
+def test_graphs_that_do_not_do_the_same_twice_are_named(e2e, tmp_path):
+    """Every replay leaves a number of its own in memory."""
+    done = capture(e2e, tmp_path, "unsteady")
+    assert done.code != 0
+    assert "do not do the same twice from the same memory" in done.err
+    assert "is noise that was not proven harmless" in done.err
+    assert "two replays of it from the same memory differ" in done.err
+    # It would be no better with other caches.
+    assert "cold caches" not in done.err
 
 
 @pytest.mark.parametrize("options", [(), ("--jobs", "3", "--controls", "2")])

@@ -18,7 +18,7 @@ import torch
 
 from foundryd.engines.vllm.v0_22_pieces import Key
 
-_SCALE = 0.02  # of values in adapters, so that they matter and nothing overflows
+_SCALE = 0.02  # of values in an adapter's second matrix, so that they matter and nothing overflows
 
 
 def filled(runner: Any) -> dict[str, torch.Tensor]:
@@ -38,24 +38,36 @@ class Adapters:
     """Adapters in the states that proofs are made in (an ``Ahead`` of ``foundryd.engines.vllm.vary``).
 
     ``tokens`` says how many tokens a graph runs adapters for; 0 if it has none.
+
+    The kernels for the first matrix share the sum over its columns among thread blocks, which add their parts to the
+    result as they come (``SPLIT_K`` of vLLM's Triton kernels): with any values no two replays would do the same, and
+    nothing could be proven.  So each of its rows has one value that is not zero, and all parts but one are zeros.
     """
 
     def __init__(self, runner: Any, tokens: Callable[[Key], int]) -> None:
         self._manager = _manager(runner)
         self._tokens = tokens
         self._generator = torch.Generator(runner.device)
+        adapters = _adapters(self._manager)
         buffers: dict[str, torch.Tensor] = {}
         for i, wrapper in enumerate(_wrappers(self._manager)):
             buffers |= _tensors(wrapper.token_mapping_meta, str(i), without="_cpu")
             # The other row is for words that adapters once could add.
             buffers[f"{i}.embeddings"] = wrapper._embeddings_indices[1]
         self.buffers: Mapping[str, torch.Tensor] = buffers
-        self._content = [t for name, t in _adapters(self._manager).items() if _is_content(name)]
+        self._first = [t for name, t in adapters.items() if _is_content(name, ".lora_a_stacked")]
+        self._second = [t for name, t in adapters.items() if _is_content(name, ".lora_b_stacked")]
 
     def enter(self, seed: int) -> None:
         """Gives every adapter other values."""
+        random = torch.Generator().manual_seed(seed)
+        for buffer in self._first:
+            # On the host, since nothing may be allocated on the device.
+            values = torch.zeros(buffer.shape, dtype=buffer.dtype)
+            columns = torch.randint(0, buffer.shape[-1], (*buffer.shape[:-1], 1), generator=random)
+            buffer.copy_(values.scatter_(-1, columns, 1.0))
         self._generator.manual_seed(seed)
-        for buffer in self._content:
+        for buffer in self._second:
             buffer.normal_(0, _SCALE, generator=self._generator)
 
     def build(self, key: Key, seed: int) -> None:
@@ -92,8 +104,8 @@ def _adapters(manager: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def _is_content(name: str) -> bool:
-    return (".lora_a_stacked" in name or ".lora_b_stacked" in name) and not name.endswith("_2d")  # which is a view
+def _is_content(name: str, matrix: str) -> bool:
+    return matrix in name and not name.endswith("_2d")  # which is a view
 
 
 def _tensors(thing: Any, prefix: str, without: str = "") -> dict[str, torch.Tensor]:

@@ -215,6 +215,15 @@ def test_a_state_has_adapters_of_its_own_and_says_of_no_token_that_it_has_one(vl
         assert float(one.abs().max()) > 0
 
 
+def test_whichever_way_sums_over_columns_are_split_their_parts_add_up_to_the_same(vllm):
+    """Thread blocks add their parts of a row as they come; all but one are zeros."""
+    runner = vllm.start("capture", configured(vllm), **RANK).model_runner
+    [layer] = runner.lora_manager._adapter_manager.modules.values()
+    for seed in (0, 1):
+        graphs().vary(seed)
+        assert ((layer.lora_a_stacked[0] != 0).sum(-1) == 1).all()
+
+
 def test_making_states_leaves_adapters_and_their_numbers_as_they_were(vllm):
     runner = vllm.start("capture", configured(vllm), **RANK).model_runner
     manager = runner.lora_manager._adapter_manager

@@ -138,8 +138,11 @@ class Model:
         values = {}
         for name, (out, into) in ((n, s) for n, s in self.shapes().items() if n.split(".")[-2] in wanted):
             at = f"base_model.model.{name.removesuffix('.weight')}"
+            # vLLM adds parts of a sum over columns in whatever order they come, so with more than one value in a row no
+            # two starts would have to answer alike.
+            columns = torch.randint(0, into, (RANK, 1), generator=generator)
+            values[f"{at}.lora_A.weight"] = torch.zeros((RANK, into)).scatter_(1, columns, 1.0)
             # Large enough for other tokens to come of it.
-            values[f"{at}.lora_A.weight"] = torch.randn((RANK, into), generator=generator) * into**-0.5
             values[f"{at}.lora_B.weight"] = torch.randn((out, RANK), generator=generator) * RANK**-0.5
         path.mkdir(parents=True, exist_ok=True)
         save_file({name: value.bfloat16() for name, value in values.items()}, path / "adapter_model.safetensors")
