@@ -160,11 +160,14 @@ class Runs:
         return self.recordings[rank]
 
     def run_all(self, ranks: Iterable[int]) -> None:
-        """Captures those of ``ranks`` that were not captured before; twice, once a cold launch was of no use."""
+        """Captures those of ``ranks`` that were not captured before; twice, once a cold launch was of no use.
+
+        So it is if one says itself that its caches were cold.
+        """
         new = [rank for rank in ranks if rank not in self.recordings]
         made = self._capture_all([_Launch(f"rank {rank}", rank, self._path(rank)) for rank in new])
         self.recordings.update(zip(new, made, strict=True))
-        if new and self._warm:
+        if new and (self._warm or any(recording.notes.get("cold") for recording in made)):
             self.again()
 
     @property

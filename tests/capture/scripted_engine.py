@@ -123,6 +123,11 @@ def cold(launch: Launch) -> dict[str, int]:
     return {"compiled": int(launch.time == 1)}
 
 
+def told(launch: Launch) -> dict[str, int]:
+    """Each rank's first launch compiles, and says so."""
+    return cold(launch)
+
+
 def chilly(launch: Launch) -> dict[str, int]:
     """Rank 1 compiles in every launch that is one of the first six of all."""
     return {"compiled": int(launch.rank == 1 and launch.number <= 6)}
@@ -168,7 +173,7 @@ SCRIPTS = {
     f.__name__: f
     for f in (
         few_values, surprise, settled, late, beside, scratch, scratch_and_garbage, scratch_and_surprise, read,
-        read_when_sampled, stack, wanted, squares, tuned, cold, chilly, moved, adrift, fatal, outside, failing,
+        read_when_sampled, stack, wanted, squares, tuned, cold, told, chilly, moved, adrift, fatal, outside, failing,
         forgetful,
     )
 }  # fmt: skip
@@ -251,6 +256,7 @@ def main() -> None:
         made.proofs = Proofs(dead, noise, prove_strays(made, references, strays), script in VARIED)
     if script == "outside":
         made.notes["outside"] = [[BASE + 512, 1000], [BASE + 4096, 24]]
+    made.notes["cold"] = script == "told" and launch.time == 1
     # As the recorder notes an image: bytes, why it is whole, bytes that were cut, why none were.
     made.notes["images"] = [[8, "", 0, "its kernels are not known" if script == "outside" else ""]]
     save(made, settings.recording)

@@ -195,6 +195,11 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
         assert reader.section(variant.allocations).nbytes == 0
 
 
+def test_no_control_is_made_of_launches_that_say_they_were_cold(captured):
+    result, launched, _ = captured("told")
+    assert launched == [*SAMPLED, *SAMPLED, 1, *confirmed(result), *confirmed(result)]
+
+
 def test_a_control_that_started_with_cold_caches_is_launched_again_where_it_is_built_otherwise(captured):
     """It started beside the ranks, which are captured again since one was cold like it, and is of no use then."""
     result, launched, _ = captured("chilly", jobs=6)

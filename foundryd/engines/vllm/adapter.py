@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from foundryd.archive.identity import Provider
+from foundryd.capture.recording import Recording
 from foundryd.engines.torch import graphset
 from foundryd.engines.vllm import collector
 from foundryd.engines.vllm.report import StartUp
@@ -47,11 +48,13 @@ class WorkerGraphs(graphset.GraphSet):
     ----------
     resolved : what must be equal where it is restored, by name; scalars and lists.
     sizes : what a restore takes over: ``kv_cache_bytes``.
+    cold : whether the worker compiled what another capture will load.
     """
 
     def __init__(self, config: Settings, provider: Provider, communicators: Communicators) -> None:
         self.resolved: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
+        self.cold = False
         self._communicators = communicators
         super().__init__(config, providers=[provider])
 
@@ -85,6 +88,10 @@ class WorkerGraphs(graphset.GraphSet):
 
     def _describe_engine(self) -> dict[str, Any]:
         return {**super()._describe_engine(), "vllm": {"resolved": self.resolved, "sizes": self.sizes}}
+
+    def _examine(self, recording: Recording) -> None:
+        super()._examine(recording)
+        recording.notes["cold"] = self.cold
 
     def _check_engine(self, recorded: Mapping[str, Any]) -> None:
         if "vllm" not in recorded:
@@ -307,9 +314,13 @@ class Adapter:
         self.report.graphs = len(self.captured)
         return self._graphs.capture_or_restore(key, fn, warmups=0)
 
-    def write(self, vary: Callable[[int], None], vary_graph: Callable[[Any, int], None]) -> None:
-        """After the last graph that was captured: writes the recording; see ``GraphSet.finish``."""
+    def write(self, vary: Callable[[int], None], vary_graph: Callable[[Any, int], None], *, cold: bool) -> None:
+        """After the last graph that was captured: writes the recording; see ``GraphSet.finish``.
+
+        ``cold``: the worker compiled what another capture will load, and so has memory elsewhere.
+        """
         assert self._graphs is not None
+        self._graphs.cold = cold
         self._graphs.finish(vary, vary_graph)
 
     def start_background(self) -> None:

@@ -253,6 +253,12 @@ def _load_compiled(real: Callable[..., Any], model: Any, aot_compilation_path: s
         return real(model, aot_compilation_path)
 
 
+def _compiled() -> bool:
+    """Whether vLLM compiled something in this process instead of loading it."""
+    counter = importlib.import_module("vllm.compilation.counter").compilation_counter
+    return bool(counter.num_aot_compiles or counter.num_compiled_artifacts_saved)
+
+
 def _part(name: str) -> Callable[..., Any]:
     """Times a function as a part of the worker's phase."""
 
@@ -289,7 +295,7 @@ def _capture_model(real: Callable[..., Any], runner: Any) -> Any:
         if adapter.capturing:
             states = kind.states(runner, adapter.captured)
             states.rest()
-            adapter.write(states.enter, states.enter_for)
+            adapter.write(states.enter, states.enter_for, cold=_compiled())
     return used
 
 

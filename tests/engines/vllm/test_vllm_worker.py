@@ -52,6 +52,17 @@ def test_what_the_worker_fills_lies_in_arenas_and_the_attach_precedes_the_contex
     assert all(arena == "default" for what, arena in vllm.log.events if what in ("warm up", "inputs of a batch"))
 
 
+@pytest.mark.parametrize("counted", [None, "num_aot_compiles", "num_compiled_artifacts_saved"])
+def test_a_capture_says_whether_vllm_compiled_or_loaded_its_model(vllm, monkeypatch, counted):
+    """What compiling allocates another launch does not, so whoever captures launches again."""
+    from vllm.compilation.counter import compilation_counter
+
+    if counted is not None:
+        monkeypatch.setattr(compilation_counter, counted, 1)
+    vllm.start("capture", **RANK)
+    assert graphs().cold is (counted is not None)
+
+
 def test_a_capture_records_each_batch_once_in_the_order_of_vllm_after_a_warm_up(vllm):
     worker = vllm.start("capture", **RANK)
     manager = worker.model_runner.cudagraph_manager
