@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 from cuda.bindings import driver
@@ -32,8 +33,10 @@ graphs = GraphSet.from_env()
 call("cuInit", 0)
 call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
 stream = driver.CUstream(int(call("cuStreamCreate", 1)))
-# No two launches that follow one another have the same number.
-others = [int(call("cuMemHostAlloc", 4096 * (os.getpid() % 97 + 1), 0))] if sys.argv[1] == "before" else []
+others = []
+if sys.argv[1] == "before":
+    # The recording of a control has a longer name than that of a rank.
+    others = [int(call("cuMemHostAlloc", 4096 * len(Path(os.environ["FOUNDRYD_RECORDING"]).name), 0))]
 pinned = int(call("cuMemHostAlloc", 4 * WORDS, 0))
 if sys.argv[1] == "behind":
     others = staged()
