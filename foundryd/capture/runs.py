@@ -102,12 +102,16 @@ class _Launch:
 
 @dataclass
 class _Early:
-    """Controls that were started beside the ranks ``others``, whose recordings they await at ``awaited``."""
+    """Controls that were started beside the ranks ``others``, whose recordings they await at ``awaited``.
+
+    ``cold``: caches may have been when they were.
+    """
 
     rank: int
     others: Sequence[int]
     awaited: Sequence[Path]
     strays: Path
+    cold: bool
     paths: list[Path] = field(default_factory=list)  # of their own recordings
     made: Sequence[Future[tuple[Path, Recording]]] = ()
 
@@ -135,7 +139,7 @@ class Runs:
         self._warm: set[int] = set()
         self._repeats: dict[int, tuple[Path, Recording]] = {}
         self._controls: list[_Control] = []
-        self._started = 0  # how often controls were launched, but for early ones
+        self._started = 0  # how often controls were launched
         self._lock = threading.RLock()  # a signal's handler takes it while its thread has it
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
         self._stopped = False
@@ -183,6 +187,11 @@ class Runs:
         """
         cold = self.cold
         self._warm.update(cold)
+        if cold and self._early is not None:
+            # They began when these ranks did.
+            early, self._early = self._early, None
+            self._end_early(early)
+            self.start_control(early.rank, early.others)
         made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
         self.recordings.update(zip(cold, made, strict=True))
         if cold:
@@ -227,13 +236,13 @@ class Runs:
         for path in awaited:
             announce(path)
         strays = self._folder / "awaited.strays"
-        early = self._early = _Early(rank, list(others), awaited, strays)
+        early = self._early = _Early(rank, list(others), awaited, strays, not self._warm)
         with uninterrupted():
             early.made = self._start_controls(rank, awaited, strays, early)
 
     def control(self, rank: int, others: Sequence[int], strays: Strays = ()) -> Recording:
         """Captures ``rank`` again, with the recordings of ``others`` to compare with and ``strays`` to prove."""
-        cold = bool(self.cold) or self._early is not None
+        cold = bool(self.cold) if self._early is None else self._early.cold
         with uninterrupted():
             made = self._controls_of(rank, others, strays)
             _wait(made)
@@ -263,19 +272,22 @@ class Runs:
                 deliver(path, self._path(other))
             return early.made
         if early is not None:
-            self._stop(early.paths)
-            wait(early.made)
+            self._end_early(early)
         listed = self._folder / f"control-{rank}-{self._started}.strays"
         write_strays(listed, strays)
         references = [self._path(r) for r in others] + [path for path, _ in self._further(others)]
         return self._start_controls(rank, references, listed)
 
+    def _end_early(self, early: _Early) -> None:
+        self._stop(early.paths)
+        wait(early.made)
+
     def _start_controls(
         self, rank: int, references: Sequence[Path], strays: Path, early: _Early | None = None
     ) -> list[Future[tuple[Path, Recording]]]:
         """Launches as many controls as share the graphs."""
-        count, number = self._spec.controls, "early" if early is not None else self._started
-        self._started += early is None
+        count, number = self._spec.controls, self._started
+        self._started += 1
         name = f"the control of rank {rank}" if count == 1 else f"one of {count} controls of rank {rank}"
         launches = []
         for place in range(count):

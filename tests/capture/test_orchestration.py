@@ -200,7 +200,18 @@ def test_no_control_is_made_of_launches_that_say_they_were_cold(captured):
     assert launched == [*SAMPLED, *SAMPLED, 1, *confirmed(result), *confirmed(result)]
 
 
-def test_a_control_that_started_with_cold_caches_is_launched_again_where_it_is_built_otherwise(captured):
+@pytest.mark.parametrize("script", ["told", "chilly"])
+def test_a_control_that_began_with_cold_launches_begins_again_with_warm_ones(captured, script):
+    _, launched, said = captured(script, jobs=6)
+    controls = [place for place, line in enumerate(said) if line == "capturing as the control of rank 1 of 8"]
+    warm = [place for place, line in enumerate(said) if "with warm caches" in line]
+    assert len(controls) == 2
+    assert controls[0] < warm[0]
+    assert controls[1] < warm[len(SAMPLED) - 1]
+    assert len(launched) == 2 * (len(SAMPLED) + 1) + 2  # the held-out rank is captured twice, too
+
+
+def test_a_control_that_started_with_cold_caches_is_launched_again_where_ranks_are_built_otherwise(captured):
     """It started beside the ranks, which are captured again since one was cold like it, and is of no use then."""
     result, launched, _ = captured("chilly", jobs=6)
     assert sorted(launched[:6]) == sorted([*SAMPLED, 1])
