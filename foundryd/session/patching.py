@@ -41,6 +41,10 @@ class MemberBlocks:
         _, graph = self._filled(member)
         return Needs(_functions(graph), distinct(self.relocations_of(member.place)["symbol"]))
 
+    def topology(self, member: Member) -> bytes:
+        """Equal for members whose executables the driver may update to one another, if it takes their attributes."""
+        return self._template(member.template)[0].topology
+
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
 
@@ -55,14 +59,18 @@ class MemberBlocks:
 
     def _filled(self, member: Member) -> tuple[np.ndarray, GraphParts]:
         """The memory of the member's template with the member as this rank has it, and the graph whose views it is."""
-        if member.template not in self._ready:
-            template = TemplateReader(self._reader, self._variant.templates[member.template])
-            memory = np.empty_like(template.base)
-            self._ready[member.template] = template, memory, split_block(memory, template.first)
-        template, memory, graph = self._ready[member.template]
+        template, memory, graph = self._template(member.template)
         template.fill(template.column_of(member.place), memory)
         self._plan.apply(member.place, memory)
         return memory, graph
+
+    def _template(self, number: int) -> tuple[TemplateReader, np.ndarray, GraphParts]:
+        """A template, its memory, and the graph whose views that is; made when it is first asked for."""
+        if number not in self._ready:
+            template = TemplateReader(self._reader, self._variant.templates[number])
+            memory = np.empty_like(template.base)
+            self._ready[number] = template, memory, split_block(memory, template.first)
+        return self._ready[number]
 
 
 def _functions(graph: GraphParts) -> np.ndarray:

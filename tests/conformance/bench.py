@@ -23,6 +23,10 @@ RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 NON_BLOCKING = 1
 GRANULE = 2 << 20
 KERNELS = Path(__file__).with_name("kernels.cpp")
+PRELOADED = (
+    *("add_value", "scale_value", "append_digit", "take_time"),
+    *("large_parameter", "mixed_parameters", "tell_launch"),
+)
 
 Row = Callable[["Bench"], Any]
 ROWS: dict[str, dict[str, Row]] = {}
@@ -119,7 +123,7 @@ class Bench:
         self.image = image(image_path)
         self.module = ok(cu.cuModuleLoadData(self.image))
         self.library = ok(cu.cuLibraryLoadData(self.image, [], [], 0, [], [], 0))
-        for name in ("add_value", "scale_value", "append_digit", "take_time", "large_parameter", "mixed_parameters"):
+        for name in PRELOADED:
             ok(cu.cuFuncLoad(self.function(name)))
             ok(cu.cuFuncLoad(ok(cu.cuKernelGetFunction(self.kernel(name)))))
         self.words = self.buffer(4096)

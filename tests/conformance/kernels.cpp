@@ -56,6 +56,31 @@ SOFTCUDA_KERNEL(large_parameter, unsigned long long *out, Block4096 block) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *out = block.words[0] + block.words[3];
 }
 
+// What one block can tell of the launch: the shape of its cluster, blocks and threads along x, dynamic shared memory.
+SOFTCUDA_KERNEL(tell_launch, unsigned *out) {
+  if (blockIdx.x != 0 || blockIdx.y != 0 || threadIdx.x != 0) return;
+#ifdef __CUDACC__
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(out[0]));
+  asm("mov.u32 %0, %%cluster_nctaid.y;" : "=r"(out[1]));
+  asm("mov.u32 %0, %%cluster_nctaid.z;" : "=r"(out[2]));
+#else
+  out[0] = out[1] = out[2] = 1;
+#endif
+  out[3] = gridDim.x;
+  out[4] = blockDim.x;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(out[5]));
+#else
+  const softcuda::Launch &launch = softcuda::launch();
+  out[0] = launch.cluster.x;
+  out[1] = launch.cluster.y;
+  out[2] = launch.cluster.z;
+  out[3] = launch.grid.x;
+  out[4] = launch.block.x;
+  out[5] = launch.shared_bytes;
+#endif
+}
+
 // Takes a while, so that the host can see work in flight.  Bounded.
 SOFTCUDA_KERNEL(take_time, unsigned milliseconds) {
 #ifdef __CUDACC__

@@ -200,7 +200,8 @@ def rows(name: str, reports: Report, troubles: dict[str, str], skipped: dict[str
         "capture": _slowest(natives, lambda r: _steps(r, "capture_ms")),
         "instantiate": _slowest(natives, lambda r: _steps(r, "instantiate_ms")),
         "native ready": _slowest(natives, lambda r: r.get("ready_ms")),
-        "floor": _slowest(floors, _floor),
+        "floor": _slowest(floors, lambda r: _floor(r, "floor")),
+        "floor, kept": _slowest(floors, lambda r: _floor(r, "floor_kept")),
         "restore": _slowest(restored, lambda r: r.get("restore_ms")),
         "restored ready": _slowest(restored, lambda r: r.get("ready_ms")),
         "to first replay": _slowest(restored, lambda r: r.get("first_replay_ms")),
@@ -211,8 +212,24 @@ def rows(name: str, reports: Report, troubles: dict[str, str], skipped: dict[str
         "detail": "; ".join(wrong)[:300],
     }
     left_out = [{"case": f"{name} {step}", "verdict": "skipped", "detail": why} for step, why in skipped.items()]
-    measured = [*_phase_rows(name, restored), *_replay_rows(name, pairs), *reference.rows(name, reports)]
-    return [summary, *left_out, *measured]
+    measured = [*_floor_rows(name, floors), *_phase_rows(name, restored), *_replay_rows(name, pairs)]
+    return [summary, *left_out, *measured, *reference.rows(name, reports)]
+
+
+def _floor_rows(name: str, floors: Sequence[Report]) -> Rows:
+    """What a graph costs on average where every graph is kept, of the slowest rank."""
+    kept = [report["floor_kept"].values() for report in floors if report.get("floor_kept")]
+    if not kept:
+        return []
+    slowest = max(kept, key=lambda costs: sum(cost["build_ms"] + cost["instantiate_ms"] for cost in costs))
+    parts = {
+        "build": "build_ms",
+        "of it kernels added": "add_kernels_ms",
+        "attributes copied": "copy_attributes_ms",
+        "instantiate": "instantiate_ms",
+    }
+    means = {part: sum(cost[figure] for cost in slowest) / len(slowest) for part, figure in parts.items()}
+    return [{"case": f"{name} floor, kept, a graph", **means}]
 
 
 def _phase_rows(name: str, restored: Sequence[Report]) -> Rows:
@@ -254,10 +271,10 @@ def _steps(report: Report, step: str) -> float | None:
     return sum(times[step] for times in report["native"].values()) if "native" in report else None
 
 
-def _floor(report: Report) -> float | None:
-    if "floor" not in report:
+def _floor(report: Report, which: str) -> float | None:
+    if which not in report:
         return None
-    return float(sum(cost["build_ms"] + cost["instantiate_ms"] for cost in report["floor"].values()))
+    return float(sum(cost["build_ms"] + cost["instantiate_ms"] for cost in report[which].values()))
 
 
 def _progress(reports: Sequence[Report], name: str) -> str:

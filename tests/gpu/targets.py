@@ -6,7 +6,7 @@ A figure that was not measured says so; nothing is taken for met.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import reference
@@ -83,19 +83,25 @@ def _attach(name: str, restored: Sequence[Any]) -> dict[str, Any]:
 def _executables(
     name: str, several: int, restored: Sequence[Any], floors: Sequence[Any], natives: Sequence[Any]
 ) -> Rows:
-    """Own executables of all graphs, by the graph, beside the driver's floor and a native capture."""
+    """Own executables of all graphs, by the graph, beside the driver's two floors and a native capture."""
     took, count = _since(restored, "all_own_ms"), _slowest(restored, "asked")
     each = None if took is None or not count else took / count
-    # A step that was cut has what came before its floor.
-    measured = [r["floor"] for r in floors if r.get("floor")]
-    floor = [sum(c["build_ms"] + c["instantiate_ms"] for c in f.values()) / len(f) for f in measured]
     native = _slowest(natives or floors, "ready_ms")
-    least, whole = max(floor, default=None), native / count if native and count else None
+    whole = native / count if native and count else None
     more = " + issuing collectives again" if several else ""
+    target = _OF_FLOOR[several]
+    by_kept = "own executables, a graph, by a floor that keeps them"
     return [
-        _ratio(name, "own executables, a graph, by the driver's floor", _OF_FLOOR[several], each, least, more),
+        _ratio(name, "own executables, a graph, by the driver's floor", target, each, _floor(floors, "floor"), more),
+        _ratio(name, by_kept, target, each, _floor(floors, "floor_kept"), more),
         _ratio(name, "own executables, a graph, by native", 1 / _OF_NATIVE, each, whole),
     ]
+
+
+def _floor(reports: Sequence[Any], which: str) -> float | None:
+    """Milliseconds a graph, of the slowest rank; a step that was cut has what came before its floor."""
+    measured = [report[which].values() for report in reports if report.get(which)]
+    return max((sum(c["build_ms"] + c["instantiate_ms"] for c in f) / len(f) for f in measured), default=None)
 
 
 def _ratio(
@@ -121,17 +127,41 @@ def _reference(name: str, restored: Sequence[Any], theirs: Any) -> Rows:
 
 
 def _switches(name: str, reports: Sequence[Any]) -> Rows:
-    found = []
-    for pair, first in (reports[0].get("switched", {}) if reports else {}).items():
-        figure = f"another graph's executable, batches {pair}, by the driver's update"
-        if first["update"] is None:
-            found.append(_row(name, figure, f"<= {_OF_UPDATE}", None, None) | {"measured": first["refused"][:80]})
-            continue
-        # A replay that changes nothing is a launch, which both have.
-        worst = max((r["switched"][pair] for r in reports), key=lambda s: (s["switching"] - s["again"]) / s["update"])
-        ours = worst["switching"] - worst["again"]
-        found.append(_ratio(name, figure, _OF_UPDATE, ours, worst["update"], unit="us"))
-    return found or [_row(name, "another graph's executable, by the driver's update", f"<= {_OF_UPDATE}", None, None)]
+    """What a replay of another graph adds to a launch, beside what the driver's own update of native graphs takes.
+
+    The launch after an update takes longer than the next one, and ours is one, so there is a row with that, too.
+    """
+    bases: dict[str, Callable[[Any], float | None]] = {
+        "by the driver's update": lambda s: s["update"],
+        "by the driver's update and the launch after it": _updated_and_launched,
+    }
+    pairs = reports[0].get("switched", {}) if reports else {}
+    found = [
+        _switch(name, f"another graph's executable, batches {pair}, {by}", [r["switched"][pair] for r in reports], base)
+        for pair in pairs
+        for by, base in bases.items()
+    ]
+    return found or [_row(name, f"another graph's executable, {by}", f"<= {_OF_UPDATE:g}", None, None) for by in bases]
+
+
+def _updated_and_launched(switch: Any) -> float | None:
+    """What an update costs natively in all; None of a report from before a launch without one was measured."""
+    again = switch.get("again_native")
+    return None if again is None else switch["update"] + switch["launch"] - again
+
+
+def _switch(name: str, figure: str, ranks: Sequence[Any], base: Callable[[Any], float | None]) -> dict[str, Any]:
+    """The row of the rank that is slowest beside its base."""
+    refused = [rank["refused"] for rank in ranks if rank["update"] is None]
+    if refused:
+        return _row(name, figure, f"<= {_OF_UPDATE:g}", None, None) | {"measured": refused[0][:80]}
+    bases = [base(rank) for rank in ranks]
+    if not all(bases):
+        return _row(name, figure, f"<= {_OF_UPDATE:g}", None, None)
+    # A replay that changes nothing is a launch, which both have.
+    costs = [(rank["switching"] - rank["again"], least) for rank, least in zip(ranks, bases, strict=True) if least]
+    ours, least = max(costs, key=lambda cost: cost[0] / cost[1])
+    return _ratio(name, figure, _OF_UPDATE, ours, least, unit="us")
 
 
 def _replays(name: str, reports: Sequence[Any]) -> Rows:

@@ -42,6 +42,10 @@ def restored_report(**more):
 
 
 FLOOR = {"1": {"nodes": 9, "edges": 8, "build_ms": 1.0, "instantiate_ms": 2.0}}
+KEPT_FLOOR = {
+    str(batch): FLOOR["1"] | {"build_ms": build, "add_kernels_ms": 0.75 * build, "copy_attributes_ms": 0.5}
+    for batch, build in ((1, 4.0), (2, 8.0))
+}
 PAIR = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05], "restored_ms": 5.0, "native_ms": 5.1}
 
 
@@ -61,6 +65,23 @@ def test_a_whole_report_has_every_figure_of_the_slowest_rank(gpu_benchmark):
     assert (summary["restore"], summary["to first replay"], summary["all executables"]) == (28.0, 31.0, 90.0)
     assert phases == {"case": "bench phases", "layout": 1.0, "graphs": 9.0}
     assert replay["restored / native"] == "1.0000 (0.9000 to 1.1000)"
+
+
+def test_where_the_time_of_a_kept_floor_goes_is_told_of_the_slowest_rank(gpu_benchmark):
+    quick = {batch: cost | {"instantiate_ms": 1.0} for batch, cost in KEPT_FLOOR.items()}
+    floors = [native_report(floor=FLOOR, floor_kept=kept) for kept in (quick, KEPT_FLOOR, quick)]
+    summary, kept = gpu_benchmark.rows("bench", {"floor": floors}, {})
+    assert (summary["floor"], summary["floor, kept"]) == (3.0, 16.0)
+    assert kept == {
+        "case": "bench floor, kept, a graph",
+        "build": 6.0,
+        "of it kernels added": 4.5,
+        "attributes copied": 0.5,
+        "instantiate": 2.0,
+    }
+    # A step that ended before it has no such row.
+    (summary,) = gpu_benchmark.rows("bench", {"floor": [native_report(floor=FLOOR)]}, {})
+    assert summary["floor, kept"] is None
 
 
 def test_of_a_report_that_is_not_whole_the_rest_is_unknown(gpu_benchmark):
@@ -232,3 +253,50 @@ def test_a_rank_writes_its_report_after_every_step(monkeypatch, tmp_path, capsys
     Rank.capturing = True
     program.Results(Rank(), Arguments()).step("captured")
     assert json.loads((tmp_path / "bench-1.json").read_text())["ready_ms"] == 5.0
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refused):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is no dependency of foundryd")
+    monkeypatch.syspath_prepend(str(FOLDER / "programs"))
+    program = importlib.import_module("bench")
+    clock, calls, replays = [0.0], [], []
+    takes = {"cuGraphExecUpdate": 3e-3, "first": 2e-3, "cuGraphLaunch": 1e-3}
+
+    def call(name, *arguments):
+        after_update = calls[-1:] == ["cuGraphExecUpdate"]
+        calls.append(name)
+        if refused and name == "cuGraphExecUpdate":
+            raise program.DriverCallFailed("cuGraphExecUpdate failed: see the driver's manual")
+        clock[0] += takes.get("first" if name == "cuGraphLaunch" and after_update else name, 0.0)
+
+    class Rank:
+        def replay(self, batch):
+            clock[0] += 1e-3 if replays[-1:] == [batch] else 5e-3
+            replays.append(batch)
+
+        def step(self, batch):
+            return batch
+
+    class Captured:
+        graph = type("Graph", (), {"raw_cuda_graph": lambda self: 1})()
+
+    class Arguments:
+        warm_up_rounds, rounds = 2, 5
+
+    monkeypatch.setattr(program, "call", call)
+    monkeypatch.setattr(program, "capture_natively", lambda _step, _pool: Captured())
+    monkeypatch.setattr(program.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0})())
+    found = program.switch(Rank(), (1, 2), Arguments())
+    assert (round(found.again), round(found.switching)) == (1000, 5000)
+    natively = (found.update, found.launch, found.again_native)
+    if refused:
+        assert natively == (None, None, None)
+        assert found.refused.startswith("cuGraphExecUpdate failed")
+    else:
+        assert tuple(map(round, natively)) == (3000, 2000, 1000)
+        assert found.refused == ""
+    assert calls[-1] == "cuGraphExecDestroy"

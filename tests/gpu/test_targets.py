@@ -23,11 +23,12 @@ def reports(**changes):
     restored = {"asked": 2, "phases": {"attach": 30.0}, "from_restore": since}
     restored["cpu"] = {"own_ms": 4.0, "driver_ms": 100.0}
     pair = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05]}
-    floor = {str(n): {"build_ms": 6.0, "instantiate_ms": 4.0} for n in (1, 2)}
-    switched = {"again": 20.0, "switching": 1020.0, "update": 900.0, "launch": 25.0, "refused": ""}
+    floor, kept = ({str(n): {"build_ms": build, "instantiate_ms": 4.0} for n in (1, 2)} for build in (6.0, 8.0))
+    switched = {"again": 20.0, "switching": 1020.0, "update": 900.0, "launch": 25.0, "again_native": 15.0}
+    switched["refused"] = ""
     whole = {
         "native": [{"asked": 2, "ready_ms": 400.0}],
-        "floor": [{"asked": 2, "floor": floor}],
+        "floor": [{"asked": 2, "floor": floor, "floor_kept": kept}],
         "capture": {"image_bytes": 8e6, "stored_bytes": {"modules": 1e6, "members": 10e6, "rules": 2e6}},
         "restore": [restored],
         "pairs": [{"compared_with_native": {"1": pair}}],
@@ -47,7 +48,7 @@ def test_every_figure_has_a_row_whether_measured_or_not(targets):
     assert [row["target met"] for row in known] == ["-", *["met"] * (len(known) - 1)]
     unknown = targets.rows("tp1", 1, {})
     assert {row["target met"] for row in unknown} == {"not measured"}
-    assert len(unknown) == len(known) == 15
+    assert len(unknown) == len(known) == 17
     assert {tuple(row) for row in (*known, *unknown)} == {tuple(known[0])}  # one heading for all
 
 
@@ -57,6 +58,7 @@ def test_every_figure_has_a_row_whether_measured_or_not(targets):
         ("first replay of the hottest graph, ms", "hottest_ms", 150.0, 150.1),
         ("every graph can be replayed, ms", "all_served_ms", 400.0, 400.1),
         ("own executables, a graph, by the driver's floor", "all_own_ms", 22.9, 23.1),  # 2 x 10 x 1.15
+        ("own executables, a graph, by a floor that keeps them", "all_own_ms", 27.5, 27.7),  # 2 x 12 x 1.15
         ("own executables, a graph, by native", "all_own_ms", 33.3, 33.4),  # 400 / 12
     ],
 )
@@ -87,22 +89,71 @@ def test_a_replay_that_is_faster_than_native_is_no_miss(targets):
     assert judged(1.011) == "MISSED"
 
 
+BY_UPDATE = "another graph's executable, batches 1 and 2, by the driver's update"
+WITH_LAUNCH = f"{BY_UPDATE} and the launch after it"
+
+
+def switch_rows(targets, *ranks):
+    """The rows of ranks that were measured so."""
+    switch = [{"switched": {"1 and 2": reports()["switch"][0]["switched"]["1 and 2"] | rank}} for rank in ranks]
+    found = {row["figure"]: row for row in targets.rows("tp1", 1, reports(switch=switch))}
+    return found[BY_UPDATE], found[WITH_LAUNCH]
+
+
 def test_an_update_that_the_driver_refuses_is_named(targets):
-    refused = {"again": 1.0, "switching": 9.0, "update": None, "launch": None, "refused": "cuGraphExecUpdate failed"}
-    (row,) = [
-        row
-        for row in targets.rows("tp1", 1, reports(switch=[{"switched": {"1 and 2": refused}}]))
-        if "another" in row["figure"]
-    ]
-    assert row["measured"] == "cuGraphExecUpdate failed"
-    assert row["target met"] == "not measured"
+    refused = {"update": None, "launch": None, "again_native": None, "refused": "cuGraphExecUpdate failed"}
+    for ranks in ([refused], [{}, refused]):
+        for row in switch_rows(targets, *ranks):
+            assert row["measured"] == "cuGraphExecUpdate failed"
+            assert row["target met"] == "not measured"
 
 
-def test_a_floor_that_was_cut_off_leaves_its_row_open(targets):
+@pytest.mark.parametrize(
+    ("switching", "launch", "alone", "with_launch"),
+    [
+        (1190.0, 15.0, "met", "met"),  # 1170 = 900 x 1.3
+        (1190.1, 15.0, "MISSED", "MISSED"),
+        (1190.1, 16.0, "MISSED", "met"),
+        (1840.0, 515.0, "MISSED", "met"),  # 1820 = (900 + 515 - 15) x 1.3
+        (1840.1, 515.0, "MISSED", "MISSED"),
+    ],
+)
+def test_a_launch_after_an_update_is_part_of_the_driver_s_price_in_a_row_of_its_own(
+    targets, switching, launch, alone, with_launch
+):
+    slow = {"switching": switching, "launch": launch}
+    for ranks in ([slow], [{}, slow], [slow, {}]):
+        assert [row["target met"] for row in switch_rows(targets, *ranks)] == [alone, with_launch]
+
+
+def test_each_row_of_a_switch_is_of_the_rank_that_is_slowest_in_it(targets):
+    alone, with_launch = switch_rows(targets, {"switching": 1120.0, "launch": 915.0}, {"switching": 1070.0})
+    assert alone["measured"].endswith("(1,100.00 / 900.00 us)")
+    assert with_launch["measured"].endswith("(1,050.00 / 910.00 us)")
+
+
+def test_a_switch_from_before_the_launch_without_an_update_was_measured_leaves_that_row_open(targets):
+    measured = reports()["switch"][0]["switched"]["1 and 2"]
+    old = {name: value for name, value in measured.items() if name != "again_native"}
+    found = verdicts(targets, switch=[{"switched": {"1 and 2": old}}])
+    assert (found[BY_UPDATE], found[WITH_LAUNCH]) == ("met", "not measured")
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [
+        ("own executables, a graph, by the driver's floor", "floor"),
+        ("own executables, a graph, by a floor that keeps them", "floor_kept"),
+    ],
+)
+def test_a_floor_that_was_cut_off_leaves_its_row_open(targets, figure, name):
     """The step wrote what it had before."""
-    figure = "own executables, a graph, by the driver's floor"
+    (whole,) = reports()["floor"]
     assert verdicts(targets, floor=[{"asked": 2}])[figure] == "not measured"
-    assert verdicts(targets, floor=[{"asked": 2, "floor": {}}])[figure] == "not measured"
+    assert verdicts(targets, floor=[whole | {name: {}}])[figure] == "not measured"
+    rest = {key: value for key, value in whole.items() if key != name}
+    assert verdicts(targets, floor=[rest])[figure] == "not measured"
+    assert sum(verdict == "not measured" for verdict in verdicts(targets, floor=[rest]).values()) == 1
 
 
 def test_one_rank_without_a_figure_leaves_it_open(targets):

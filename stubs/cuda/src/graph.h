@@ -38,6 +38,7 @@ struct KernelWork {
   std::array<unsigned, 3> block{};
   unsigned shared_bytes = 0;
   std::shared_ptr<Arguments> arguments;
+  std::array<unsigned, 3> cluster{1, 1, 1};  // of what runs; a node has it among its attributes
 };
 struct CopyWork {
   CUDA_MEMCPY3D params{};

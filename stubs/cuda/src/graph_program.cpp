@@ -17,6 +17,16 @@ namespace {
 
 using Steps = std::vector<uint32_t>;
 
+// The work of a node; that of a kernel knows its cluster shape, which the node has among its attributes.
+std::shared_ptr<const Work> with_cluster(const Node &node) {
+  const auto *kernel = std::get_if<KernelWork>(node.work.get());
+  const auto cluster = cluster_shape(node.attributes);
+  if (kernel == nullptr || kernel->cluster == cluster) return node.work;
+  KernelWork work = *kernel;
+  work.cluster = cluster;
+  return std::make_shared<const Work>(std::move(work));
+}
+
 class Flattener {
  public:
   explicit Flattener(const GraphExec &exec) : exec_(exec) {}
@@ -45,7 +55,7 @@ class Flattener {
     if (const auto *child = std::get_if<ChildWork>(node.work.get())) return flatten(*child->graph, after);
     Step step;
     const bool off = exec_.disabled.count(&node) != 0;
-    step.work = off ? std::make_shared<const Work>(EmptyWork{}) : node.work;
+    step.work = off ? std::make_shared<const Work>(EmptyWork{}) : with_cluster(node);
     step.after = after;
     std::sort(step.after.begin(), step.after.end());
     step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());

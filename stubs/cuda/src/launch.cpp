@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "capture.h"
@@ -125,6 +126,7 @@ void submit(CUfunction function, const LaunchRequest &request, std::span<const C
     }
   }
   check_attributes(work, attributes);
+  work.cluster = cluster_shape(attributes);
   ++counters().launches;
   if (capturing(*stream)) {
     if (ordering.programmatic) {
@@ -195,6 +197,13 @@ void check_attributes(const KernelWork &work, const Attributes &attributes) {
   }
 }
 
+std::array<unsigned, 3> cluster_shape(const Attributes &attributes) {
+  const auto it = attributes.find(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  if (it == attributes.end()) return {1, 1, 1};
+  const auto &dim = it->second.clusterDim;
+  return {std::max(dim.x, 1u), std::max(dim.y, 1u), std::max(dim.z, 1u)};
+}
+
 void run_kernel(const KernelWork &work) {
   thread_local std::vector<Arguments::Line> shared;
   shared.resize((work.shared_bytes + sizeof(Arguments::Line) - 1) / sizeof(Arguments::Line));
@@ -203,6 +212,7 @@ void run_kernel(const KernelWork &work) {
   launch.block = {work.block[0], work.block[1], work.block[2]};
   launch.shared_bytes = work.shared_bytes;
   launch.shared = shared.empty() ? nullptr : shared.data();
+  launch.cluster = {work.cluster[0], work.cluster[1], work.cluster[2]};
   const Invoke invoke = work.function->entry->invoke;
   for (unsigned z = 0; z < work.grid[2]; ++z) {
     for (unsigned y = 0; y < work.grid[1]; ++y) {

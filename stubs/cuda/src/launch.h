@@ -25,6 +25,9 @@ KernelWork kernel_work(const std::shared_ptr<Function> &function, const LaunchRe
 // Checks that attributes fit a launch: cluster shape, cooperative size.
 void check_attributes(const KernelWork &work, const Attributes &attributes);
 
+// The cluster shape that attributes ask for; a cluster is one block where they ask for none.
+std::array<unsigned, 3> cluster_shape(const Attributes &attributes);
+
 // Runs all blocks, one after another.
 void run_kernel(const KernelWork &work);
 

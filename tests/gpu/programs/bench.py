@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark: what graphs cost natively, what the driver alone would cost, and what restoring costs.
 
-``native`` captures each graph through ``torch.cuda.graph`` and then measures the driver's floor for the same graphs.
+``native`` captures each graph through ``torch.cuda.graph`` and then measures the driver's floor for the same graphs:
+one after the other (``floor``), and all of them kept (``floor_kept``).
 ``engine`` captures or restores as the environment says; restored, it also captures some of the same graphs natively
 in the same process and compares replays of both, taken in turn.  The last line of standard output is the report; with
 ``--json`` it is also written after every step, so that what ends early leaves what it measured.
@@ -137,6 +138,9 @@ def native(args: argparse.Namespace) -> dict[str, Any]:
             for batch, several in costs.items()
         }
         results.step(f"the driver's floor, {repeat + 1} of {args.floor_repeats}", floor=lowest, graphs=len(graphs))
+    if args.floor_repeats:
+        kept = {str(batch): asdict(cost) for batch, cost in floor.keep(readings).items()}
+        results.step("the driver's floor, everything kept", floor_kept=kept)
     readings.clear()
     graphs.clear()
     engine.close()
@@ -220,14 +224,15 @@ class Switch:
     """Medians in microseconds on the host.
 
     ``again`` is a replay of the graph that has the executable, ``switching`` one of the other graph; ``update`` is
-    ``cuGraphExecUpdate`` from one native graph to the other, and ``launch`` a launch after it.  Why there is none of
-    the latter two, ``refused`` says.
+    ``cuGraphExecUpdate`` from one native graph to the other, ``launch`` the launch after it, and ``again_native`` one
+    more, which changes nothing.  Why there is none of the latter three, ``refused`` says.
     """
 
     again: float
     switching: float
     update: float | None
     launch: float | None
+    again_native: float | None
     refused: str = ""
 
 
@@ -241,7 +246,8 @@ def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Swi
         return (time.perf_counter() - began) * 1e6
 
     replays = [partial(rank.replay, batch) for batch in pair]
-    times: dict[str, list[float]] = {"again": [], "switching": [], "update": [], "launch": []}
+    natively = ("update", "launch", "again_native")
+    times: dict[str, list[float]] = {name: [] for name in ("again", "switching", *natively)}
     rounds = args.warm_up_rounds + args.rounds
     for _ in range(rounds):
         for replay in replays:
@@ -257,10 +263,11 @@ def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Swi
         for _ in range(rounds):
             for graph in reversed(graphs):
                 times["update"].append(host_us(partial(call, "cuGraphExecUpdate", executable, graph)))
-                times["launch"].append(host_us(partial(call, "cuGraphLaunch", executable, stream)))
+                for name in ("launch", "again_native"):
+                    times[name].append(host_us(partial(call, "cuGraphLaunch", executable, stream)))
     except DriverCallFailed as error:
         refused = str(error)
-        times["update"] = times["launch"] = []
+        times |= {name: [] for name in natively}
     finally:
         torch.cuda.synchronize()
         call("cuGraphExecDestroy", executable)

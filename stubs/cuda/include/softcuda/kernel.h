@@ -29,6 +29,7 @@ struct Launch {
   Dim3 index;  // of this block
   uint32_t shared_bytes;
   void *shared;  // dynamic shared memory of this block, poisoned
+  Dim3 cluster;  // last, so that images from before it was there go on working
 };
 
 // Whether the body came to its end: one that throws fails the launch.  No exception leaves the image, which has a C++
