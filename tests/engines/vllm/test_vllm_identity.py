@@ -494,12 +494,3 @@ def test_attention_backends_are_known_by_name():
     support.check_backends(frozenset({"FLASH_ATTN"}))
     with pytest.raises(EngineUnsupported, match="back-end TRITON_ATTN"):
         support.check_backends(frozenset({"FLASH_ATTN", "TRITON_ATTN"}))
-
-
-@pytest.mark.parametrize("cold", [False, True])
-def test_a_recording_says_whether_its_caches_were_cold(vllm, monkeypatch, cold):
-    monkeypatch.setattr("foundryd.engines.torch.graphset.GraphSet._examine", lambda self, recording: None)
-    graphs, recording = bare_graphs(), SimpleNamespace(notes={})
-    graphs.cold = cold
-    graphs._examine(recording)
-    assert recording.notes == {"cold": cold}

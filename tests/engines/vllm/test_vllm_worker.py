@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; the project's own CI has none, so this skips")
 
 from foundryd.engines.vllm import v0_22, v0_22_v2  # noqa: E402
+from foundryd.engines.vllm.adapter import WorkerGraphs  # noqa: E402
 from foundryd.engines.vllm.vary import schedules  # noqa: E402
 from foundryd.errors import (  # noqa: E402
     ArchiveFormatError,
@@ -61,6 +62,15 @@ def test_a_capture_says_whether_vllm_compiled_or_loaded_its_model(vllm, monkeypa
         monkeypatch.setattr(compilation_counter, counted, 1)
     vllm.start("capture", **RANK)
     assert graphs().cold is (counted is not None)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_recording_says_whether_its_caches_were_cold(monkeypatch, cold):
+    monkeypatch.setattr("foundryd.engines.torch.graphset.GraphSet._examine", lambda self, recording: None)
+    made, recording = WorkerGraphs.__new__(WorkerGraphs), SimpleNamespace(notes={})  # making one asks for a GPU
+    made.cold = cold
+    made._examine(recording)
+    assert recording.notes == {"cold": cold}
 
 
 def test_a_capture_records_each_batch_once_in_the_order_of_vllm_after_a_warm_up(vllm):
