@@ -207,17 +207,21 @@ def native(
 def run_ranks(command: Sequence[str], world: int, environment: Environment, *, timeout: float) -> list[Report]:
     """Starts a world's ranks side by side; the JSON object that each printed last, in the order of ranks.
 
+    Where there are fewer GPUs than ranks, these share them: NCCL, which refuses two ranks of a host on one GPU, takes
+    each for one of another host, and connects them by sockets.
+
     Raises ``RunFailed`` when a rank fails or all are late; the others are ended then.
     """
     shared = clean_environment() | dict(environment)
     shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-ranks-")))
+        own = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+        if world > 1 and devices() < world:
+            own = [given | {"NCCL_HOSTID": f"host-of-rank-{r}"} for r, given in enumerate(own)]
         ranks = [
-            stack.enter_context(
-                _Process(f"rank {r}", command, shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, folder / str(r))
-            )
-            for r in range(world)
+            stack.enter_context(_Process(f"rank {r}", command, shared | given, folder / str(r)))
+            for r, given in enumerate(own)
         ]
         _wait(ranks, timeout, PROGRESS, True)
         return [rank.report() for rank in ranks]

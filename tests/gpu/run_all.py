@@ -123,7 +123,8 @@ def run_matrix(results: Results, out: Path, args: argparse.Namespace, gpus: int,
             results.add(matrix.row(matrix.late(case, limit)))
             return
         print(f"{case.name}: {case.variant}", file=sys.stderr, flush=True)
-        results.add(matrix.row(matrix.run_case(case, gpus, out, limit=left, jobs=args.capture_jobs)))
+        found = matrix.run_case(case, gpus, out, limit=left, jobs=args.capture_jobs, crowded=args.crowded)
+        results.add(matrix.row(found))
 
     together = [
         case for case in chosen if args.jobs > 1 and gpus and (args.share_gpus or not needs_several(case, gpus))
@@ -247,6 +248,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=1, help="cases of one GPU side by side; their times say little then"
     )
+    parser.add_argument("--crowded", action="store_true", help="ranks of a case share GPUs where these are too few")
     parser.add_argument("--share-gpus", action="store_true", help="cases of several GPUs side by side, too")
     parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
     parser.add_argument("--controls", type=int, default=1, help="controls of a capture that share its proofs")

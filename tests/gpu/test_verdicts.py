@@ -81,6 +81,14 @@ print(json.dumps({'rank': r, **{k: os.environ[k] for k in ('WORLD_SIZE', 'MASTER
     assert reports[0]["MASTER_PORT"] == reports[1]["MASTER_PORT"]
 
 
+@pytest.mark.parametrize(("gpus", "hosts"), [(1, ["host-of-rank-0", "host-of-rank-1"]), (2, [None, None])])
+def test_ranks_that_share_a_gpu_are_of_different_hosts_to_nccl(script, monkeypatch, gpus, hosts):
+    launch = script("launch")
+    monkeypatch.setattr(launch, "devices", lambda: gpus)
+    source = "import json, os; print(json.dumps({'host': os.environ.get('NCCL_HOSTID')}))"
+    assert [r["host"] for r in launch.run_ranks(python(source), 2, {}, timeout=30)] == hosts
+
+
 def test_a_rank_that_fails_ends_the_others_and_says_why(script):
     source = "import os, sys, time; time.sleep(60) if os.environ['RANK'] == '0' else sys.exit('no such weights')"
     started = time.monotonic()
