@@ -201,13 +201,19 @@ def test_no_control_is_made_of_launches_that_say_they_were_cold(captured):
 
 
 @pytest.mark.parametrize("script", ["told", "chilly"])
-def test_a_control_that_began_with_cold_launches_begins_again_with_warm_ones(captured, script):
-    _, launched, said = captured(script, jobs=6)
-    controls = [place for place, line in enumerate(said) if line == "capturing as the control of rank 1 of 8"]
-    warm = [place for place, line in enumerate(said) if "with warm caches" in line]
-    assert len(controls) == 2
-    assert controls[0] < warm[0]
-    assert controls[1] < warm[len(SAMPLED) - 1]
+def test_a_control_that_began_with_cold_launches_begins_again_beside_warm_ones(captured, monkeypatch, script):
+    order = []
+
+    def noted(name, what):
+        real = getattr(runs.Runs, name)
+        monkeypatch.setattr(runs.Runs, name, lambda self, *given: order.append(what(*given)) or real(self, *given))
+
+    noted("start_control", lambda rank, others: f"control of {rank} beside {others}")
+    noted("_capture_all", lambda launches: [launch.what for launch in launches])
+    _, launched, _ = captured(script, jobs=6)
+    ranks = [f"rank {rank}" for rank in SAMPLED]
+    control = f"control of 1 beside {SAMPLED}"
+    assert [step for step in order if step][:4] == [control, ranks, control, [f"{r}, with warm caches" for r in ranks]]
     assert len(launched) == 2 * (len(SAMPLED) + 1) + 2  # the held-out rank is captured twice, too
 
 
