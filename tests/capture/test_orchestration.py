@@ -208,7 +208,7 @@ def test_a_control_that_began_with_cold_launches_begins_again_beside_warm_ones(c
         real = getattr(runs.Runs, name)
         monkeypatch.setattr(runs.Runs, name, lambda self, *given: order.append(what(*given)) or real(self, *given))
 
-    noted("start_control", lambda rank, others: f"control of {rank} beside {others}")
+    noted("start_control", lambda rank, others: f"control of {rank} beside {list(others)}")
     noted("_capture_all", lambda launches: [launch.what for launch in launches])
     _, launched, _ = captured(script, jobs=6)
     ranks = [f"rank {rank}" for rank in SAMPLED]
