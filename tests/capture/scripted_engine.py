@@ -35,12 +35,15 @@ FIELDS = [(0, 16), (16, UNREAD), (16 + UNREAD, 1)]
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: which rank, for the how-many-th time from 1, whether it is a control, and its number among all."""
+    """One launch: which rank, for the how-many-th time from 1, and whether it is a control.
+
+    ``first``: it is the first of this rank as a rank, or the first control.
+    """
 
     rank: int
     time: int
     control: bool
-    number: int
+    first: bool
 
 
 def few_values(launch: Launch) -> dict[str, int]:
@@ -129,8 +132,8 @@ def told(launch: Launch) -> dict[str, int]:
 
 
 def chilly(launch: Launch) -> dict[str, int]:
-    """Rank 1 compiles in every launch that is one of the first six of all."""
-    return {"compiled": int(launch.rank == 1 and launch.number <= 6)}
+    """Rank 1 compiles in its first launch, and so does the first control, which is of that rank."""
+    return {"compiled": int(launch.rank == 1 and launch.first)}
 
 
 def moved(launch: Launch) -> dict[str, int]:
@@ -245,8 +248,12 @@ def main() -> None:
         file.write(f"{settings.rank}\n")
     with (folder / "pids").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    launches = (folder / "launches").read_text().splitlines()
-    launch = Launch(settings.rank, launches.count(str(settings.rank)), bool(settings.references), len(launches))
+    time = (folder / "launches").read_text().splitlines().count(str(settings.rank))
+    control, name = bool(settings.references), settings.recording.name
+    with (folder / "names").open("a") as file:
+        file.write(f"{name}\n")
+    first = "-0." in name if control else (folder / "names").read_text().splitlines().count(name) == 1
+    launch = Launch(settings.rank, time, control, first)
     made = recording(settings.rank, Mesh.parse(settings.variant), **SCRIPTS[script](launch))
     if launch.control:
         references = [load(p) for p in settings.references]

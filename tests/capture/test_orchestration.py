@@ -210,19 +210,22 @@ def test_a_control_that_began_with_cold_launches_begins_again_beside_warm_ones(c
 
     noted("start_control", lambda rank, others: f"control of {rank} beside {list(others)}")
     noted("_capture_all", lambda launches: [launch.what for launch in launches])
-    _, launched, _ = captured(script, jobs=6)
+    noted("_start_controls", lambda rank, *_: f"controls of {rank} start")
+    captured(script, jobs=6)
     ranks = [f"rank {rank}" for rank in SAMPLED]
-    control = f"control of 1 beside {SAMPLED}"
-    assert [step for step in order if step][:4] == [control, ranks, control, [f"{r}, with warm caches" for r in ranks]]
-    assert len(launched) == 2 * (len(SAMPLED) + 1) + 2  # the held-out rank is captured twice, too
+    control = [f"control of 1 beside {SAMPLED}", "controls of 1 start"]
+    made = [step for step in order if step]
+    assert made[:6] == [*control, ranks, *control, [f"{rank}, with warm caches" for rank in ranks]]
+    assert made.count(control[1]) == 2
 
 
 def test_a_control_that_started_with_cold_caches_is_launched_again_where_ranks_are_built_otherwise(captured):
     """It started beside the ranks, which are captured again since one was cold like it, and is of no use then."""
     result, launched, _ = captured("chilly", jobs=6)
-    assert sorted(launched[:6]) == sorted([*SAMPLED, 1])
-    assert sorted(launched[6:12]) == sorted([*SAMPLED, 1])
-    assert launched[12:] == confirmed(result) * 2
+    others = [rank for rank in SAMPLED if rank != 1]
+    assert sorted(rank for rank in launched if rank != 1) == sorted([*others, *others, *confirmed(result) * 2])
+    # A control that was of no use may have been ended before it said that it ran.
+    assert launched.count(1) in (3, 4)
     with ArchiveReader.open(captured.archive) as reader:
         (variant,) = reader.index.variants
         assert reader.section(variant.allocations).nbytes == 0
