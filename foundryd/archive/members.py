@@ -65,7 +65,7 @@ class PackedTemplate:
 
 def graph_block(graph: GraphParts) -> Bytes:
     """The graph's block, a copy: uint8 [bytes]."""
-    return np.concatenate([part for g in graph.walk() for part in (_bytes(g.nodes), _bytes(g.params))])
+    return np.concatenate(_pieces(graph))
 
 
 def split_block(block: Bytes, template: GraphParts) -> GraphParts:
@@ -154,7 +154,8 @@ class TemplateReader:
     Attributes
     ----------
     first : the first member's graph, read-only.
-    base : uint8 [bytes], the first member's block, read-only.
+    base : uint8 [bytes] each, the first member's block in pieces, read-only; copied nowhere before a member is made.
+    nbytes : length of a block.
     positions : uint32 [rows].
     columns : uint32 [rows][members], what each member adds to the block's word.
 
@@ -167,8 +168,8 @@ class TemplateReader:
     def __init__(self, reader: ArchiveReader, template: Template, dtypes: Records | None = None) -> None:
         self.template = template
         self.first = read_graph(reader, template, dtypes or records())
-        self.base = graph_block(self.first)
-        self.base.flags.writeable = False
+        self.base = _pieces(self.first)
+        self.nbytes = sum(piece.nbytes for piece in self.base)
         self.positions: Words = reader.array(template.positions, "<u4")
         rows, cols = len(self.positions), len(template.members)
         flat = reader.array(template.columns, "<u4")
@@ -177,12 +178,10 @@ class TemplateReader:
                 f"section {template.columns} of {reader.name} has {flat.size} words, not those of {rows} positions in "
                 f"{cols} members: capture again"
             )
-        if self.base.nbytes % 4 or (
-            rows and (int(self.positions.max()) >= self.base.nbytes or np.any(self.positions % 4))
-        ):
+        if self.nbytes % 4 or (rows and (int(self.positions.max()) >= self.nbytes or np.any(self.positions & 3))):
             raise ArchiveFormatError(
                 f"section {template.positions} of {reader.name} points outside the words of a block of "
-                f"{self.base.nbytes} bytes: capture again"
+                f"{self.nbytes} bytes: capture again"
             )
         self.columns: Words = flat.reshape(rows, cols)
         self._column_of = {member: column for column, member in enumerate(template.members)}
@@ -195,12 +194,12 @@ class TemplateReader:
         return column
 
     def fill(self, column: int, block: Bytes) -> None:
-        """Makes the block of the member in that column in ``block``, as long as ``base``, whatever was in it."""
+        """Makes the block of the member in that column in ``block``, of ``nbytes``, whatever was in it."""
         core().expand(block, self.base, self.positions, self.columns, column)
 
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
-        block = np.empty_like(self.base)
+        block = np.empty(self.nbytes, np.uint8)
         self.fill(column, block)
         return block
 
@@ -361,6 +360,10 @@ def _split(block: Bytes, offset: int, template: GraphParts) -> tuple[GraphParts,
         children.append(part)
     nodes = block[offset:nodes_end].view(template.nodes.dtype)
     return GraphParts(nodes, template.edges, template.attributes, block[nodes_end:params_end], tuple(children)), end
+
+
+def _pieces(graph: GraphParts) -> list[Bytes]:
+    return [piece for g in graph.walk() for piece in (_bytes(g.nodes), _bytes(g.params))]
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:

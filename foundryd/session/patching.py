@@ -17,10 +17,11 @@ _KERNEL = int(_hook.NodeType.KERNEL)
 
 
 class MemberBlocks:
-    """Makes members of a variant for a rank, each in the memory that its template has ready.
+    """Makes members of a variant for a rank, one after another in the same memory.
 
     Everything that can be looked up once is: a member then costs one copy of its template and a store for each word
-    that differs, all of it in native code, without an allocation.  Not for several threads at once.
+    that differs, all of it in native code, without an allocation.  A template costs what reading its sections does,
+    since many have only a few members.  Not for several threads at once.
     """
 
     def __init__(self, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
@@ -30,7 +31,9 @@ class MemberBlocks:
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         blocks = np.ascontiguousarray(self._relocations["block"])
         self._bounds: list[int] = np.searchsorted(blocks, np.arange(len(variant.blocks) + 1)).tolist()
-        self._ready: dict[int, tuple[TemplateReader, np.ndarray, GraphParts]] = {}
+        self._templates: dict[int, TemplateReader] = {}
+        self._memory = np.empty(0, np.uint8)
+        self._made: tuple[int, np.ndarray, GraphParts] | None = None  # template, memory and graph of the latest
 
     def relocations_of(self, block: int) -> np.ndarray:
         """The relocations of one block, a view."""
@@ -54,12 +57,17 @@ class MemberBlocks:
         return graph
 
     def _filled(self, member: Member) -> tuple[np.ndarray, GraphParts]:
-        """The memory of the member's template with the member as this rank has it, and the graph whose views it is."""
-        if member.template not in self._ready:
+        """The memory with the member as this rank has it, and the graph whose views it is."""
+        template = self._templates.get(member.template)
+        if template is None:
             template = TemplateReader(self._reader, self._variant.templates[member.template])
-            memory = np.empty_like(template.base)
-            self._ready[member.template] = template, memory, split_block(memory, template.first)
-        template, memory, graph = self._ready[member.template]
+            self._templates[member.template] = template
+        if self._made is None or self._made[0] != member.template:
+            if self._memory.nbytes < template.nbytes:
+                self._memory = np.empty(template.nbytes, np.uint8)
+            memory = self._memory[: template.nbytes]
+            self._made = member.template, memory, split_block(memory, template.first)
+        _, memory, graph = self._made
         template.fill(template.column_of(member.place), memory)
         self._plan.apply(member.place, memory)
         return memory, graph

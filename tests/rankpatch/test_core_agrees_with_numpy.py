@@ -206,11 +206,12 @@ def test_expanding_gives_each_member(data: st.DataObject) -> None:
         dtype=np.uint32,
     ).reshape(len(chosen), members)
     before = block.tobytes()
+    cut = data.draw(st.integers(0, 4 * words))
     found = np.full_like(block, 0xA5)
     for member in range(members):
         expected = block.copy().view("<u4")
         expected[positions // 4] += columns[:, member]
-        _rankpatch.expand(found, block, positions, columns, member)
+        _rankpatch.expand(found, [block[:cut], block[cut:]], positions, columns, member)
         assert found.tobytes() == expected.tobytes()
     assert block.tobytes() == before
 
@@ -234,7 +235,7 @@ def test_columns_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match=message):
         _rankpatch.expand(
             block,
-            np.zeros(8, dtype=np.uint8),
+            [np.zeros(8, dtype=np.uint8)],
             np.array(positions, dtype=np.uint32),
             np.zeros(shape, dtype=np.uint32),
             column,
@@ -246,7 +247,7 @@ def test_columns_that_do_not_fit_are_refused(
 def test_a_member_is_made_only_in_a_block_of_its_length(length: int) -> None:
     block = np.full(length, 0xA5, dtype=np.uint8)
     with pytest.raises(ValueError, match=f"a block of {length} bytes cannot take a member of a template of 8"):
-        _rankpatch.expand(block, np.zeros(8, np.uint8), np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0)
+        _rankpatch.expand(block, [np.zeros(5, np.uint8), np.zeros(3, np.uint8)], np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0)
     assert (block == 0xA5).all()
 
 
