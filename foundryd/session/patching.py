@@ -33,7 +33,8 @@ class MemberBlocks:
         self._bounds: list[int] = np.searchsorted(blocks, np.arange(len(variant.blocks) + 1)).tolist()
         self._templates: dict[int, TemplateReader] = {}
         self._memory = np.empty(0, np.uint8)
-        self._made: tuple[int, np.ndarray, GraphParts] | None = None  # template, memory and graph of the latest
+        self._split: tuple[int, np.ndarray, GraphParts] | None = None  # the memory as one template has it
+        self._filled_with: int | None = None  # the member in it, by place, while nothing else was done to it
 
     def relocations_of(self, block: int) -> np.ndarray:
         """The relocations of one block, a view."""
@@ -42,7 +43,8 @@ class MemberBlocks:
     def needs(self, member: Member) -> Needs:
         """What a member uses."""
         _, graph = self._filled(member)
-        return Needs(_functions(graph), distinct(self.relocations_of(member.place)["symbol"]))
+        symbols = self.relocations_of(member.place)["symbol"]
+        return Needs(self._functions(graph), distinct(symbols, len(self._variant.symbols), "symbol"))
 
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
@@ -52,7 +54,8 @@ class MemberBlocks:
         """
         memory, graph = self._filled(member)
         if not bindings.functions.all():
-            bindings.need(Needs(_functions(graph)))
+            bindings.need(Needs(self._functions(graph)))
+        self._filled_with = None
         bindings.relocate(memory, self.relocations_of(member.place))
         return graph
 
@@ -62,17 +65,21 @@ class MemberBlocks:
         if template is None:
             template = TemplateReader(self._reader, self._variant.templates[member.template])
             self._templates[member.template] = template
-        if self._made is None or self._made[0] != member.template:
+        if self._split is None or self._split[0] != member.template:
             if self._memory.nbytes < template.nbytes:
                 self._memory = np.empty(template.nbytes, np.uint8)
             memory = self._memory[: template.nbytes]
-            self._made = member.template, memory, split_block(memory, template.first)
-        _, memory, graph = self._made
-        template.fill(template.column_of(member.place), memory)
-        self._plan.apply(member.place, memory)
+            self._split = member.template, memory, split_block(memory, template.first)
+        _, memory, graph = self._split
+        if self._filled_with != member.place:
+            self._filled_with = None
+            template.fill(template.column_of(member.place), memory)
+            self._plan.apply(member.place, memory)
+            self._filled_with = member.place
         return memory, graph
 
-
-def _functions(graph: GraphParts) -> np.ndarray:
-    """Numbers of the functions of a graph's kernels, each once."""
-    return distinct(np.concatenate([g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]))
+    def _functions(self, graph: GraphParts) -> np.ndarray:
+        """Numbers of the functions of a graph's kernels, each once."""
+        parts = [g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]
+        used = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        return distinct(used, len(self._variant.functions), "function")
