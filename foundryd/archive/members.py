@@ -185,6 +185,7 @@ class TemplateReader:
             )
         self.columns: Words = flat.reshape(rows, cols)
         self._column_of = {member: column for column, member in enumerate(template.members)}
+        self._near = _Near(self.columns)
 
     def column_of(self, member: int) -> int:
         """The column of a member, by its place in the variant; raises ``ArchiveFormatError`` if it is not one of it."""
@@ -195,7 +196,7 @@ class TemplateReader:
 
     def fill(self, column: int, block: Bytes) -> None:
         """Makes the block of the member in that column in ``block``, of ``nbytes``, whatever was in it."""
-        core().expand(block, self.base, self.positions, self.columns, column)
+        core().expand(block, self.base, self.positions, *self._near.where(column))
 
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
@@ -206,6 +207,42 @@ class TemplateReader:
     def graph(self, column: int) -> GraphParts:
         """The graph of the member in that column; its nodes and parameters may be written."""
         return split_block(self.block(column), self.first)
+
+
+class _Near:
+    """Columns of a matrix, in one piece each where their neighbours are wanted as well.
+
+    Each word of a column among many lies in a cache line of its own, with words of neighbours that nobody wants yet. So
+    who wants a second of these gets them all turned once, and they are let go when each was wanted: a restore comes to
+    every member, mostly in order, and then uses none of them again.
+    """
+
+    _COUNT = 16  # words of a cache line
+
+    def __init__(self, columns: Words) -> None:
+        self._columns = columns
+        self._first = -1  # of the neighbours that were asked for last
+        self._wanted: set[int] = set()
+        self._turned: Words | None = None
+
+    def where(self, column: int) -> tuple[Words, int]:
+        """A matrix with as many rows, and which of its columns is the one asked for."""
+        count = self._columns.shape[1]
+        first = column - column % self._COUNT
+        if first != self._first:
+            self._first, self._turned = first, None
+            self._wanted.clear()
+        self._wanted.add(column)
+        neighbours = min(self._COUNT, count - first)
+        if self._turned is None and count > self._COUNT and 1 < len(self._wanted) < neighbours:
+            self._turned = core().turned(self._columns, first, neighbours)
+        if self._turned is None:
+            return self._columns, column
+        found = self._turned[column - first].reshape(-1, 1)
+        if len(self._wanted) == neighbours:
+            self._turned = None
+            self._wanted.clear()
+        return found, 0
 
 
 def read_graph(reader: ArchiveReader, template: Template, dtypes: Records) -> GraphParts:

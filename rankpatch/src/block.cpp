@@ -47,6 +47,24 @@ void expand(std::span<uint8_t> block, std::span<const std::span<const uint8_t>> 
   }
 }
 
+void turn(std::span<uint32_t> out, std::span<const uint32_t> columns, size_t column_count, size_t first, size_t count) {
+  if (first > column_count || count > column_count - first) {
+    throw std::invalid_argument(std::to_string(count) + " columns from " + std::to_string(first) +
+                                " on are not in a matrix of " + std::to_string(column_count));
+  }
+  const size_t rows = column_count == 0 ? 0 : columns.size() / column_count;
+  if (rows * column_count != columns.size() || rows * count != out.size()) {
+    throw std::invalid_argument(std::to_string(count) + " columns of " + std::to_string(rows) + " rows are not the " +
+                                std::to_string(out.size()) + " words that there is room for");
+  }
+  constexpr size_t kStep = 16;  // rows at a time, so that each line of `out` is written at once
+  for (size_t start = 0; start < rows; start += kStep) {
+    const size_t end = std::min(start + kStep, rows);
+    for (size_t c = 0; c < count; ++c)
+      for (size_t row = start; row < end; ++row) out[c * rows + row] = columns[row * column_count + first + c];
+  }
+}
+
 void apply(std::span<uint8_t> block, std::span<const fp_write> writes) {
   for (const fp_write &write : writes) {
     if (write.width != 1 && write.width != 2 && write.width != 4 && write.width != 8) {
