@@ -83,7 +83,7 @@ def test_own_time_of_large_graphs(
     """Of graphs as large as those of PyTorch without a compiler, as a daemon serves them; what matters is in
     ``extra_info``: CPU ms a graph outside the driver, of all graphs, since the first of a template costs more."""
     path = tmp_path / "raw.foundry"
-    stored = archive_of(graphs=GRAPHS, nodes=2600, templates=templates, noise=7500)
+    stored = archive_of(graphs=GRAPHS, nodes=2600, templates=templates, noise=7500, programmatic=300)
     with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
         inflate(reader, file)
     line = ("build_graphs.py", driver_environment(True), path, 5, GRAPHS, "clock")
