@@ -67,7 +67,7 @@ class PackedTemplate:
 
 def graph_block(graph: GraphParts) -> Bytes:
     """The graph's block, a copy: uint8 [bytes]."""
-    return np.concatenate([part for g in graph.walk() for part in (_bytes(g.nodes), _bytes(g.params))])
+    return np.concatenate(_pieces(graph))
 
 
 def topology(graph: GraphParts) -> bytes:
@@ -171,7 +171,8 @@ class TemplateReader:
     Attributes
     ----------
     first : the first member's graph, read-only.
-    base : uint8 [bytes], the first member's block, read-only.
+    base : uint8 [bytes] each, the first member's block in pieces, read-only; copied nowhere before a member is made.
+    nbytes : length of a block.
     positions : uint32 [rows].
     columns : uint32 [rows][members], what each member adds to the block's word.
 
@@ -184,8 +185,8 @@ class TemplateReader:
     def __init__(self, reader: ArchiveReader, template: Template, dtypes: Records | None = None) -> None:
         self.template = template
         self.first = read_graph(reader, template, dtypes or records())
-        self.base = graph_block(self.first)
-        self.base.flags.writeable = False
+        self.base = _pieces(self.first)
+        self.nbytes = sum(piece.nbytes for piece in self.base)
         self.positions: Words = reader.array(template.positions, "<u4")
         rows, cols = len(self.positions), len(template.members)
         flat = reader.array(template.columns, "<u4")
@@ -194,15 +195,14 @@ class TemplateReader:
                 f"section {template.columns} of {reader.name} has {flat.size} words, not those of {rows} positions in "
                 f"{cols} members: capture again"
             )
-        if self.base.nbytes % 4 or (
-            rows and (int(self.positions.max()) >= self.base.nbytes or np.any(self.positions % 4))
-        ):
+        if self.nbytes % 4 or (rows and (int(self.positions.max()) >= self.nbytes or np.any(self.positions & 3))):
             raise ArchiveFormatError(
                 f"section {template.positions} of {reader.name} points outside the words of a block of "
-                f"{self.base.nbytes} bytes: capture again"
+                f"{self.nbytes} bytes: capture again"
             )
         self.columns: Words = flat.reshape(rows, cols)
         self._column_of = {member: column for column, member in enumerate(template.members)}
+        self._near = _Near(self.columns)
 
     @cached_property
     def topology(self) -> bytes:
@@ -217,18 +217,54 @@ class TemplateReader:
         return column
 
     def fill(self, column: int, block: Bytes) -> None:
-        """Makes the block of the member in that column in ``block``, as long as ``base``, whatever was in it."""
-        core().expand(block, self.base, self.positions, self.columns, column)
+        """Makes the block of the member in that column in ``block``, of ``nbytes``, whatever was in it."""
+        core().expand(block, self.base, self.positions, *self._near.where(column))
 
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
-        block = np.empty_like(self.base)
+        block = np.empty(self.nbytes, np.uint8)
         self.fill(column, block)
         return block
 
     def graph(self, column: int) -> GraphParts:
         """The graph of the member in that column; its nodes and parameters may be written."""
         return split_block(self.block(column), self.first)
+
+
+class _Near:
+    """Columns of a matrix, in one piece each where their neighbours are wanted as well.
+
+    Each word of a column among many lies in a cache line of its own, with words of neighbours that nobody wants yet. So
+    who wants a second of these gets them all turned once, and they are let go when each was wanted: a restore comes to
+    every member, mostly in order, and then uses none of them again.
+    """
+
+    _COUNT = 16  # words of a cache line
+
+    def __init__(self, columns: Words) -> None:
+        self._columns = columns
+        self._first = -1  # of the neighbours that were asked for last
+        self._wanted: set[int] = set()
+        self._turned: Words | None = None
+
+    def where(self, column: int) -> tuple[Words, int]:
+        """A matrix with as many rows, and which of its columns is the one asked for."""
+        count = self._columns.shape[1]
+        first = column - column % self._COUNT
+        if first != self._first:
+            self._first, self._turned = first, None
+            self._wanted.clear()
+        self._wanted.add(column)
+        neighbours = min(self._COUNT, count - first)
+        if self._turned is None and count > self._COUNT and 1 < len(self._wanted) < neighbours:
+            self._turned = core().turned(self._columns, first, neighbours)
+        if self._turned is None:
+            return self._columns, column
+        found = self._turned[column - first].reshape(-1, 1)
+        if len(self._wanted) == neighbours:
+            self._turned = None
+            self._wanted.clear()
+        return found, 0
 
 
 def read_graph(reader: ArchiveReader, template: Template, dtypes: Records) -> GraphParts:
@@ -383,6 +419,10 @@ def _split(block: Bytes, offset: int, template: GraphParts) -> tuple[GraphParts,
         children.append(part)
     nodes = block[offset:nodes_end].view(template.nodes.dtype)
     return GraphParts(nodes, template.edges, template.attributes, block[nodes_end:params_end], tuple(children)), end
+
+
+def _pieces(graph: GraphParts) -> list[Bytes]:
+    return [piece for g in graph.walk() for piece in (_bytes(g.nodes), _bytes(g.params))]
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -17,9 +17,14 @@ from foundryd.interrupts import ANY, uninterrupted
 from foundryd.session.driver import call
 
 
-def distinct(numbers: np.ndarray) -> np.ndarray:
-    """The numbers that occur, ascending; ``np.unique`` imports masked arrays, which nothing else in a rank needs."""
-    return np.array(sorted(set(numbers.tolist())), np.int64)
+def distinct(numbers: np.ndarray, count: int, what: str) -> np.ndarray:
+    """The numbers that occur, ascending, where there are ``count`` of ``what``; nothing is sorted.
+
+    Raises ``ArchiveFormatError`` if one is too large.
+    """
+    if len(numbers) and (largest := int(numbers.max())) >= count:
+        raise ArchiveFormatError(f"a graph uses {what} {largest} of an archive that has {count}: capture again")
+    return np.flatnonzero(np.bincount(numbers))
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Bindings:
         Raises ``ArchiveFormatError`` if one does not fit, and what ``need`` raises.
         """
         if not self.symbols.all():
-            self.need(Needs(symbols=distinct(relocations["symbol"])))
+            self.need(Needs(symbols=distinct(relocations["symbol"], len(self.symbols), "symbol")))
         try:
             _rankpatch.relocate(block, relocations, self.symbols)
         except ValueError as error:

@@ -17,10 +17,11 @@ _KERNEL = int(_hook.NodeType.KERNEL)
 
 
 class MemberBlocks:
-    """Makes members of a variant for a rank, each in the memory that its template has ready.
+    """Makes members of a variant for a rank, one after another in the same memory.
 
     Everything that can be looked up once is: a member then costs one copy of its template and a store for each word
-    that differs, all of it in native code, without an allocation.  Not for several threads at once.
+    that differs, all of it in native code, without an allocation.  A template costs what reading its sections does,
+    since many have only a few members.  Not for several threads at once.
     """
 
     def __init__(self, reader: ArchiveReader, variant: ix.Variant, plan: Plan) -> None:
@@ -30,7 +31,10 @@ class MemberBlocks:
         self._relocations = reader.array(variant.relocations, _rankpatch.relocation_dtype)
         blocks = np.ascontiguousarray(self._relocations["block"])
         self._bounds: list[int] = np.searchsorted(blocks, np.arange(len(variant.blocks) + 1)).tolist()
-        self._ready: dict[int, tuple[TemplateReader, np.ndarray, GraphParts]] = {}
+        self._templates: dict[int, TemplateReader] = {}
+        self._memory = np.empty(0, np.uint8)
+        self._split: tuple[int, np.ndarray, GraphParts] | None = None  # the memory as one template has it
+        self._filled_with: int | None = None  # the member in it, by place, while nothing else was done to it
 
     def relocations_of(self, block: int) -> np.ndarray:
         """The relocations of one block, a view."""
@@ -39,11 +43,12 @@ class MemberBlocks:
     def needs(self, member: Member) -> Needs:
         """What a member uses."""
         _, graph = self._filled(member)
-        return Needs(_functions(graph), distinct(self.relocations_of(member.place)["symbol"]))
+        symbols = self.relocations_of(member.place)["symbol"]
+        return Needs(self._functions(graph), distinct(symbols, len(self._variant.symbols), "symbol"))
 
     def topology(self, member: Member) -> bytes:
         """Equal for members whose executables the driver may update to one another, if it takes their attributes."""
-        return self._template(member.template)[0].topology
+        return self._template(member.template).topology
 
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
@@ -53,26 +58,35 @@ class MemberBlocks:
         """
         memory, graph = self._filled(member)
         if not bindings.functions.all():
-            bindings.need(Needs(_functions(graph)))
+            bindings.need(Needs(self._functions(graph)))
+        self._filled_with = None
         bindings.relocate(memory, self.relocations_of(member.place))
         return graph
 
     def _filled(self, member: Member) -> tuple[np.ndarray, GraphParts]:
-        """The memory of the member's template with the member as this rank has it, and the graph whose views it is."""
-        template, memory, graph = self._template(member.template)
-        template.fill(template.column_of(member.place), memory)
-        self._plan.apply(member.place, memory)
+        """The memory with the member as this rank has it, and the graph whose views it is."""
+        template = self._template(member.template)
+        if self._split is None or self._split[0] != member.template:
+            if self._memory.nbytes < template.nbytes:
+                self._memory = np.empty(template.nbytes, np.uint8)
+            memory = self._memory[: template.nbytes]
+            self._split = member.template, memory, split_block(memory, template.first)
+        _, memory, graph = self._split
+        if self._filled_with != member.place:
+            self._filled_with = None
+            template.fill(template.column_of(member.place), memory)
+            self._plan.apply(member.place, memory)
+            self._filled_with = member.place
         return memory, graph
 
-    def _template(self, number: int) -> tuple[TemplateReader, np.ndarray, GraphParts]:
-        """A template, its memory, and the graph whose views that is; made when it is first asked for."""
-        if number not in self._ready:
-            template = TemplateReader(self._reader, self._variant.templates[number])
-            memory = np.empty_like(template.base)
-            self._ready[number] = template, memory, split_block(memory, template.first)
-        return self._ready[number]
+    def _template(self, number: int) -> TemplateReader:
+        """A template, read when it is first asked for."""
+        if number not in self._templates:
+            self._templates[number] = TemplateReader(self._reader, self._variant.templates[number])
+        return self._templates[number]
 
-
-def _functions(graph: GraphParts) -> np.ndarray:
-    """Numbers of the functions of a graph's kernels, each once."""
-    return distinct(np.concatenate([g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]))
+    def _functions(self, graph: GraphParts) -> np.ndarray:
+        """Numbers of the functions of a graph's kernels, each once."""
+        parts = [g.nodes["function"][g.nodes["type"] == _KERNEL] for g in graph.walk()]
+        used = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        return distinct(used, len(self._variant.functions), "function")

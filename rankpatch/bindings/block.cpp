@@ -16,13 +16,31 @@ std::span<uint8_t> writable(Array<uint8_t> &block) {
   return {block.mutable_data(), static_cast<size_t>(block.size())};
 }
 
-void expand_block(Array<uint8_t> &block, const Array<uint8_t> &base, const Array<uint32_t> &positions,
+std::vector<std::span<const uint8_t>> views(const std::vector<Array<uint8_t>> &arrays) {
+  std::vector<std::span<const uint8_t>> out;
+  out.reserve(arrays.size());
+  for (const auto &array : arrays) out.push_back(view(array));
+  return out;
+}
+
+void expand_block(Array<uint8_t> &block, const std::vector<Array<uint8_t>> &base, const Array<uint32_t> &positions,
                   const Array<uint32_t> &columns, size_t column) {
   if (columns.ndim() != 2) throw std::invalid_argument("columns is not a matrix");
   const std::span<uint8_t> out = writable(block);
+  const auto pieces = views(base);
   const auto count = static_cast<size_t>(columns.shape(1));
   const ReleaseIfLarge release(out.size());
-  expand(out, view(base), view(positions), view(columns), count, column);
+  expand(out, pieces, view(positions), view(columns), count, column);
+}
+
+Array<uint32_t> turned(const Array<uint32_t> &columns, size_t first, size_t count) {
+  if (columns.ndim() != 2) throw std::invalid_argument("columns is not a matrix");
+  const auto all = static_cast<size_t>(columns.shape(1));
+  Array<uint32_t> out({static_cast<py::ssize_t>(std::min(count, all)), columns.shape(0)});
+  const std::span<uint32_t> words(out.mutable_data(), static_cast<size_t>(out.size()));
+  const ReleaseIfLarge release(words.size_bytes());
+  turn(words, view(columns), all, first, count);
+  return out;
 }
 
 void apply_writes(Array<uint8_t> &block, const Array<fp_write> &writes) {
@@ -39,8 +57,7 @@ void relocate_words(Array<uint8_t> &block, const Array<fp_relocation> &relocatio
 
 Array<uint32_t> differing_words(const Array<uint8_t> &reference, const std::vector<Array<uint8_t>> &others,
                                 uint32_t width) {
-  std::vector<std::span<const uint8_t>> spans;
-  for (const auto &other : others) spans.push_back(view(other));
+  const auto spans = views(others);
   std::vector<uint32_t> found;
   {
     const ReleaseIfLarge release(static_cast<size_t>(reference.size()));
@@ -53,9 +70,12 @@ Array<uint32_t> differing_words(const Array<uint8_t> &reference, const std::vect
 
 void bind_block(py::module_ &module) {
   using py::literals::operator""_a;
-  module.def("expand", &expand_block, "block"_a.noconvert(), "base"_a.noconvert(), "positions"_a.noconvert(),
-             "columns"_a.noconvert(), "column"_a,
-             "Makes a member in a block: the template's, with one column added to the words at `positions`.");
+  module.def(
+      "expand", &expand_block, "block"_a.noconvert(), "base"_a.noconvert(), "positions"_a.noconvert(),
+      "columns"_a.noconvert(), "column"_a,
+      "Makes a member in a block: the pieces of the template's, with one column added to the words at `positions`.");
+  module.def("turned", &turned, "columns"_a.noconvert(), "first"_a, "count"_a,
+             "Some neighbouring columns of a matrix as rows, a copy: uint32 [count][rows].");
   module.def("relocate", &relocate_words, "block"_a.noconvert(), "relocations"_a.noconvert(), "symbols"_a.noconvert(),
              "Stores addresses of symbols into a block, in place; nothing is stored if one of them does not fit.");
   module.def("apply", &apply_writes, "block"_a.noconvert(), "writes"_a.noconvert(),

@@ -11,11 +11,14 @@ namespace rankpatch {
 
 static_assert(std::endian::native == std::endian::little, "words are stored as this machine has them");
 
-void expand(std::span<uint8_t> block, std::span<const uint8_t> base, std::span<const uint32_t> positions,
-            std::span<const uint32_t> columns, size_t column_count, size_t column) {
-  if (block.size() != base.size()) {
+void expand(std::span<uint8_t> block, std::span<const std::span<const uint8_t>> base,
+            std::span<const uint32_t> positions, std::span<const uint32_t> columns, size_t column_count,
+            size_t column) {
+  size_t bytes = 0;
+  for (const auto piece : base) bytes += piece.size();
+  if (block.size() != bytes) {
     throw std::invalid_argument("a block of " + std::to_string(block.size()) +
-                                " bytes cannot take a member of a template of " + std::to_string(base.size()));
+                                " bytes cannot take a member of a template of " + std::to_string(bytes));
   }
   if (column >= column_count) {
     throw std::invalid_argument("column " + std::to_string(column) + " is not one of " + std::to_string(column_count));
@@ -31,12 +34,34 @@ void expand(std::span<uint8_t> block, std::span<const uint8_t> base, std::span<c
     throw std::invalid_argument("position " + std::to_string(last) + " is past the block of " +
                                 std::to_string(block.size()) + " bytes");
   }
-  if (!base.empty()) std::memmove(block.data(), base.data(), base.size());
+  uint8_t *end = block.data();
+  for (const auto piece : base) {
+    if (!piece.empty()) std::memmove(end, piece.data(), piece.size());
+    end += piece.size();
+  }
   for (size_t i = 0; i < positions.size(); ++i) {
     uint32_t word = 0;
     std::memcpy(&word, block.data() + positions[i], 4);
     word += columns[i * column_count + column];
     std::memcpy(block.data() + positions[i], &word, 4);
+  }
+}
+
+void turn(std::span<uint32_t> out, std::span<const uint32_t> columns, size_t column_count, size_t first, size_t count) {
+  if (first > column_count || count > column_count - first) {
+    throw std::invalid_argument(std::to_string(count) + " columns from " + std::to_string(first) +
+                                " on are not in a matrix of " + std::to_string(column_count));
+  }
+  const size_t rows = column_count == 0 ? 0 : columns.size() / column_count;
+  if (rows * column_count != columns.size() || rows * count != out.size()) {
+    throw std::invalid_argument(std::to_string(count) + " columns of " + std::to_string(rows) + " rows are not the " +
+                                std::to_string(out.size()) + " words that there is room for");
+  }
+  constexpr size_t kStep = 16;  // rows at a time, so that each line of `out` is written at once
+  for (size_t start = 0; start < rows; start += kStep) {
+    const size_t end = std::min(start + kStep, rows);
+    for (size_t c = 0; c < count; ++c)
+      for (size_t row = start; row < end; ++row) out[c * rows + row] = columns[row * column_count + first + c];
   }
 }
 

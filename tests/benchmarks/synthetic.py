@@ -93,6 +93,7 @@ class Shape:
     world : ranks of the one variant, ``ep=world``.
     affine, tables, noise : words of a graph that follow the rank, by a table of ranks, or nothing.
     relocations : words of a graph that hold the address of a global.
+    programmatic : edges of a graph that let a kernel begin before the one before it ends.
     """
 
     graphs: int = 512
@@ -103,6 +104,7 @@ class Shape:
     tables: int = 1
     noise: int = 120
     relocations: int = 36
+    programmatic: int = 0
 
 
 class Decoder:
@@ -151,6 +153,9 @@ class Decoder:
         edges += [(i, i + 3) for i in range(0, shape.nodes - 3, LAYER)]
         self.edges = np.zeros(len(edges), self.dtypes.edge)
         self.edges["from"], self.edges["to"] = np.array(sorted(edges), np.uint32).reshape(-1, 2).T
+        early = np.flatnonzero(self.edges["to"] == self.edges["from"] + 1)
+        early = early[np.arange(shape.programmatic) * len(early) // max(shape.programmatic, 1)]
+        self.edges["from_port"][early], self.edges["type"][early] = 1, 1
 
     def batch(self, member: int) -> int:
         """The batch size of a member."""

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from foundryd.archive.inflate import inflate
+from foundryd.archive.reader import ArchiveReader
 from foundryd.daemon.launch import start_daemon
 from foundryd.session.client import attach
 
@@ -67,6 +69,33 @@ def test_build_graphs_beside_the_drivers_floor(
         own_ms=mine["member"] - least["build"],
         outside_the_driver_ms=apart["own"],
         driver_calls=apart["calls"],
+    )
+
+
+@pytest.mark.parametrize("templates", [1, 4, 20])
+def test_own_time_of_large_graphs(
+    benchmark: Any,
+    archive_of: Callable[..., Path],
+    driver_environment: Environment,
+    tmp_path: Path,
+    templates: int,
+) -> None:
+    """Of graphs as large as those of PyTorch without a compiler, as a daemon serves them; what matters is in
+    ``extra_info``: CPU ms a graph outside the driver, of all graphs, since the first of a template costs more."""
+    path = tmp_path / "raw.foundry"
+    stored = archive_of(graphs=GRAPHS, nodes=2600, templates=templates, noise=7500, programmatic=300)
+    with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
+        inflate(reader, file)
+    line = ("build_graphs.py", driver_environment(True), path, 5, GRAPHS, "clock")
+    timed = benchmark.pedantic(run, line, rounds=2, warmup_rounds=0)
+    rows = timed["rows"]
+    assert len(rows["own"]) == GRAPHS
+    benchmark.extra_info.update(
+        {f"phase_{name}_ms": value for name, value in timed["phases"].items()},
+        block_ms=statistics.fmean(rows["block"]),
+        own_ms=statistics.fmean(rows["own"]),
+        own_median_ms=statistics.median(rows["own"]),
+        driver_calls=statistics.fmean(rows["calls"]),
     )
 
 

@@ -206,11 +206,12 @@ def test_expanding_gives_each_member(data: st.DataObject) -> None:
         dtype=np.uint32,
     ).reshape(len(chosen), members)
     before = block.tobytes()
+    cut = data.draw(st.integers(0, 4 * words))
     found = np.full_like(block, 0xA5)
     for member in range(members):
         expected = block.copy().view("<u4")
         expected[positions // 4] += columns[:, member]
-        _rankpatch.expand(found, block, positions, columns, member)
+        _rankpatch.expand(found, [block[:cut], block[cut:]], positions, columns, member)
         assert found.tobytes() == expected.tobytes()
     assert block.tobytes() == before
 
@@ -234,7 +235,7 @@ def test_columns_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match=message):
         _rankpatch.expand(
             block,
-            np.zeros(8, dtype=np.uint8),
+            [np.zeros(8, dtype=np.uint8)],
             np.array(positions, dtype=np.uint32),
             np.zeros(shape, dtype=np.uint32),
             column,
@@ -242,11 +243,33 @@ def test_columns_that_do_not_fit_are_refused(
     assert (block == 0xA5).all()
 
 
+@given(st.integers(0, 40), st.integers(0, 70), st.data())
+def test_turned_columns_are_those_of_the_matrix(rows: int, columns: int, data: st.DataObject) -> None:
+    matrix = np.arange(rows * columns, dtype=np.uint32).reshape(rows, columns)
+    first = data.draw(st.integers(0, columns))
+    count = data.draw(st.integers(0, columns - first))
+    found = _rankpatch.turned(matrix, first, count)
+    assert found.shape == (count, rows)
+    assert np.array_equal(found, matrix[:, first : first + count].T)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (3, 1), (4, 0), (1, 1 << 62), (1 << 62, 1)])
+def test_columns_that_a_matrix_does_not_have_are_refused(first: int, count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} columns from {first} on are not in a matrix of 3"):
+        _rankpatch.turned(np.zeros((5, 3), np.uint32), first, count)
+
+
 @pytest.mark.parametrize("length", [0, 7, 9])
 def test_a_member_is_made_only_in_a_block_of_its_length(length: int) -> None:
     block = np.full(length, 0xA5, dtype=np.uint8)
     with pytest.raises(ValueError, match=f"a block of {length} bytes cannot take a member of a template of 8"):
-        _rankpatch.expand(block, np.zeros(8, np.uint8), np.zeros(1, np.uint32), np.ones((1, 1), dtype=np.uint32), 0)
+        _rankpatch.expand(
+            block,
+            [np.zeros(5, np.uint8), np.zeros(3, np.uint8)],
+            np.zeros(1, np.uint32),
+            np.ones((1, 1), dtype=np.uint32),
+            0,
+        )
     assert (block == 0xA5).all()
 
 

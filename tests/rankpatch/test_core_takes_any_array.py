@@ -107,7 +107,7 @@ def test_columns_of_any_shape_expand_or_are_refused(
     fit = column < cols and rows == len(places) and all(place + 4 <= len(base) for place in places)
     template = np.arange(len(base), dtype=np.uint8)
     if fit:
-        _rankpatch.expand(base, template, positions, columns, column)
+        _rankpatch.expand(base, [template], positions, columns, column)
         expected = bytearray(template.tobytes())
         for row, place in enumerate(places):
             word = int.from_bytes(expected[place : place + 4], "little") + int(columns[row, column])
@@ -116,7 +116,7 @@ def test_columns_of_any_shape_expand_or_are_refused(
         assert untouched(memory)
     else:
         with pytest.raises(ValueError):
-            _rankpatch.expand(base, template, positions, columns, column)
+            _rankpatch.expand(base, [template], positions, columns, column)
         assert (memory == 0xA5).all()
 
 
@@ -185,8 +185,9 @@ def test_arrays_of_any_kind_are_taken_or_refused(first: int) -> None:
             lambda a, b: _rankpatch.check_writes(a),
             lambda a, b: _rankpatch.apply(a, b),
             lambda a, b: _rankpatch.differing(a, [b], 4),
-            lambda a, b: _rankpatch.expand(a, b, np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32), 0),
-            lambda a, b: _rankpatch.expand(np.zeros(8, np.uint8), np.zeros(8, np.uint8), a, b, 0),
+            lambda a, b: _rankpatch.expand(a, [b], np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32), 0),
+            lambda a, b: _rankpatch.expand(np.zeros(8, np.uint8), [np.zeros(8, np.uint8)], a, b, 0),
+            lambda a, b: _rankpatch.turned(a, 0, 1),
             lambda a, b: _rankpatch.relocate(a, b, np.zeros(1, np.uint64)),
             lambda a, b: _rankpatch.relocate(np.zeros(8, np.uint8), a, b),
         ):

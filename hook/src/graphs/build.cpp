@@ -55,7 +55,7 @@ class Builder {
     }
     // An edge of the graph may say again what the order of a communicator says; its own data counts, and that is last.
     if (spliced) edges = without_doubles(std::move(edges));
-    add_edges(graph.get(), std::move(edges));
+    add_edges(graph.get(), edges);
     Creations::get().note(graph.get(), made);
     if (nodes != nullptr) *nodes = std::move(bodies);
     return graph;

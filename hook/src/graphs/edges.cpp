@@ -2,6 +2,8 @@
 #include "graphs/edges.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -55,6 +57,30 @@ void add_run(CUgraph graph, std::span<const Edge> edges, const Edge &like) {
   }
 }
 
+// Whether both have the same edges in any order; there are no two of `wanted` between the same nodes.  By a table with
+// open places: sorting both took most of what building a graph of thousands of edges takes outside the driver.
+bool same_edges(std::span<const Edge> wanted, std::span<const Edge> made) {
+  if (wanted.size() != made.size()) return false;
+  constexpr size_t kFree = SIZE_MAX;
+  const size_t mask = std::bit_ceil(2 * wanted.size() + 1) - 1;
+  std::vector<size_t> table(mask + 1, kFree);  // places among `wanted`
+  const auto find = [&](const Edge &e) -> size_t & {
+    const auto key = reinterpret_cast<uintptr_t>(e.from) * 31 + reinterpret_cast<uintptr_t>(e.to);
+    size_t at = static_cast<size_t>((key * 0x9E3779B97F4A7C15) >> 32) & mask;
+    while (table[at] != kFree && (wanted[table[at]].from != e.from || wanted[table[at]].to != e.to))
+      at = (at + 1) & mask;
+    return table[at];
+  };
+  for (size_t i = 0; i < wanted.size(); ++i) find(wanted[i]) = i;
+  std::vector<bool> found(wanted.size(), false);
+  for (const Edge &e : made) {
+    const size_t place = find(e);
+    if (place == kFree || found[place] || wanted[place] != e) return false;
+    found[place] = true;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<CUgraphNode> nodes_of(CUgraph graph) {
@@ -101,7 +127,7 @@ std::vector<Edge> without_doubles(std::vector<Edge> edges) {
   return edges;
 }
 
-void add_edges(CUgraph graph, std::vector<Edge> edges) {
+void add_edges(CUgraph graph, std::span<const Edge> edges) {
   std::map<decltype(kind(edges[0])), const Edge *> kinds;  // one or two
   for (const Edge &e : edges)
     if (kinds.empty() || kind(*kinds.begin()->second) != kind(e)) kinds.try_emplace(kind(e), &e);
@@ -112,11 +138,9 @@ void add_edges(CUgraph graph, std::vector<Edge> edges) {
     count = edge_count(graph);
     same = count == edges.size();
   } else {
-    std::vector<Edge> made = edges_of(graph);
-    std::sort(made.begin(), made.end());
-    std::sort(edges.begin(), edges.end());
+    const std::vector<Edge> made = edges_of(graph);
     count = made.size();
-    same = made == edges;
+    same = same_edges(edges, made);
   }
   if (!same)
     throw Error(FDY_ERROR_DRIVER,

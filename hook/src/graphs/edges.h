@@ -4,7 +4,6 @@
 #ifndef FOUNDRYD_HOOK_GRAPHS_EDGES_H
 #define FOUNDRYD_HOOK_GRAPHS_EDGES_H
 
-#include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,7 +18,7 @@ struct Edge {
   uint8_t from_port = 0;
   uint8_t to_port = 0;
   uint8_t type = CU_GRAPH_DEPENDENCY_TYPE_DEFAULT;
-  auto operator<=>(const Edge &) const = default;
+  bool operator==(const Edge &) const = default;
 };
 
 std::vector<CUgraphNode> nodes_of(CUgraph graph);
@@ -33,7 +32,7 @@ std::vector<Edge> without_doubles(std::vector<Edge> edges);
 // Adds the edges of a graph that has none yet, no two between the same nodes.  Throws Error if the driver made
 // something else of them: edges are read back where they have data, since drivers 580 to 610 apply the data of the
 // first edge of a call to all of them, and counted where they have none.
-void add_edges(CUgraph graph, std::vector<Edge> edges);
+void add_edges(CUgraph graph, std::span<const Edge> edges);
 
 // What a node depends on.
 std::vector<CUgraphNode> dependencies_of(CUgraphNode node);
