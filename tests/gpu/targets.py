@@ -20,6 +20,7 @@ _SERVED_MS = (400.0, 800.0)
 _OF_FLOOR = (1.15, 1.3)
 _OF_NATIVE = 12
 _OF_UPDATE = 1.3
+_OF_FRESH = 1.01  # a replay of an executable that was updated, by one of a fresh one
 _OWN_SHARE = 0.05
 _GRAPHS_MB = 25.0
 _OF_IMAGES = 4
@@ -141,7 +142,21 @@ def _switches(name: str, reports: Sequence[Any]) -> Rows:
         for pair in pairs
         for by, base in bases.items()
     ]
-    return found or [_row(name, f"another graph's executable, {by}", f"<= {_OF_UPDATE:g}", None, None) for by in bases]
+    found += [_slowed(name, f", batches {pair}", [r["switched"][pair] for r in reports]) for pair in pairs]
+    if found:
+        return found
+    figures = [f"another graph's executable, {by}" for by in bases]
+    return [*(_row(name, figure, f"<= {_OF_UPDATE:g}", None, None) for figure in figures), _slowed(name, "", [])]
+
+
+def _slowed(name: str, batches: str, ranks: Sequence[Any]) -> dict[str, Any]:
+    """What replays of an updated executable take, which is to decide whether executables are updated at all."""
+    found = [rank["slowed"] for rank in ranks if rank.get("slowed")]
+    figure, target = f"replay of an updated executable{batches}, by a fresh one", f"<= {_OF_FRESH:g}"
+    if not found or len(found) < len(ranks):
+        return _row(name, figure, target, None, None)
+    least, middle, most = max(found, key=lambda percentiles: percentiles[1])
+    return _row(name, figure, target, f"{middle:.4f} ({least:.4f} to {most:.4f})", middle <= _OF_FRESH)
 
 
 def _updated_and_launched(switch: Any) -> float | None:

@@ -260,7 +260,7 @@ def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refus
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is no dependency of foundryd")
     monkeypatch.syspath_prepend(str(FOLDER / "programs"))
     program = importlib.import_module("bench")
-    clock, calls, replays = [0.0], [], []
+    clock, calls, replays, made = [0.0], [], [], []
     takes = {"cuGraphExecUpdate": 3e-3, "first": 2e-3, "cuGraphLaunch": 1e-3}
 
     def call(name, *arguments):
@@ -269,6 +269,10 @@ def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refus
         if refused and name == "cuGraphExecUpdate":
             raise program.DriverCallFailed("cuGraphExecUpdate failed: see the driver's manual")
         clock[0] += takes.get("first" if name == "cuGraphLaunch" and after_update else name, 0.0)
+        if name == "cuGraphInstantiate":
+            made.append(len(made))
+            return made[-1]
+        return None
 
     class Rank:
         def replay(self, batch):
@@ -282,9 +286,16 @@ def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refus
         graph = type("Graph", (), {"raw_cuda_graph": lambda self: 1})()
 
     class Arguments:
-        warm_up_rounds, rounds = 2, 5
+        warm_up_rounds, rounds, inner = 2, 5, 3
+
+    def sample(launch, inner):
+        launch()
+        assert inner == 3
+        # The executable that is made last is the one that had no other graph.
+        return (1.0 if launch.args[1] == made[-1] else 1.25), 0.0
 
     monkeypatch.setattr(program, "call", call)
+    monkeypatch.setattr(program, "_sample", sample)
     monkeypatch.setattr(program, "capture_natively", lambda _step, _pool: Captured())
     monkeypatch.setattr(program.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -294,9 +305,10 @@ def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refus
     assert (round(found.again), round(found.switching)) == (1000, 5000)
     natively = (found.update, found.launch, found.again_native)
     if refused:
-        assert natively == (None, None, None)
+        assert (natively, found.slowed) == ((None, None, None), None)
         assert found.refused.startswith("cuGraphExecUpdate failed")
     else:
         assert tuple(map(round, natively)) == (3000, 2000, 1000)
+        assert found.slowed == [1.25] * 3
         assert found.refused == ""
     assert calls[-1] == "cuGraphExecDestroy"

@@ -25,7 +25,7 @@ def reports(**changes):
     pair = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05]}
     floor, kept = ({str(n): {"build_ms": build, "instantiate_ms": 4.0} for n in (1, 2)} for build in (6.0, 8.0))
     switched = {"again": 20.0, "switching": 1020.0, "update": 900.0, "launch": 25.0, "again_native": 15.0}
-    switched["refused"] = ""
+    switched |= {"slowed": [0.99, 1.0, 1.02], "refused": ""}
     whole = {
         "native": [{"asked": 2, "ready_ms": 400.0}],
         "floor": [{"asked": 2, "floor": floor, "floor_kept": kept}],
@@ -137,6 +137,16 @@ def test_a_switch_from_before_the_launch_without_an_update_was_measured_leaves_t
     old = {name: value for name, value in measured.items() if name != "again_native"}
     found = verdicts(targets, switch=[{"switched": {"1 and 2": old}}])
     assert (found[BY_UPDATE], found[WITH_LAUNCH]) == ("met", "not measured")
+
+
+@pytest.mark.parametrize(
+    ("slowed", "verdict"), [([1.0, 1.009, 1.3], "met"), ([1.0, 1.02, 1.03], "MISSED"), (None, "not measured")]
+)
+def test_the_rank_whose_updated_executables_replay_slowest_counts(targets, slowed, verdict):
+    measured = reports()["switch"][0]["switched"]["1 and 2"]
+    ranks = [{"switched": {"1 and 2": rank}} for rank in (measured, measured | {"slowed": slowed})]
+    found = verdicts(targets, switch=ranks)
+    assert found["replay of an updated executable, batches 1 and 2, by a fresh one"] == verdict
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,9 @@ class Switch:
     ``again`` is a replay of the graph that has the executable, ``switching`` one of the other graph; ``update`` is
     ``cuGraphExecUpdate`` from one native graph to the other, ``launch`` the launch after it, and ``again_native`` one
     more, which changes nothing.  Why there is none of the latter three, ``refused`` says.
+
+    ``slowed`` is what replays take on the device after all these updates, by those of a fresh executable of the same
+    graph, in turns: 10th, 50th and 90th percentile.
     """
 
     again: float
@@ -233,6 +236,7 @@ class Switch:
     update: float | None
     launch: float | None
     again_native: float | None
+    slowed: list[float] | None
     refused: str = ""
 
 
@@ -253,7 +257,7 @@ def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Swi
         for replay in replays:
             times["switching"].append(host_us(replay))
             times["again"].append(host_us(replay))
-    refused = ""
+    refused, slowed = "", None
     pool = torch.cuda.graph_pool_handle()
     natives = [capture_natively(partial(rank.step, batch), pool) for batch in pair]
     graphs = [driver.CUgraph(int(native.graph.raw_cuda_graph())) for native in natives]
@@ -265,6 +269,7 @@ def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Swi
                 times["update"].append(host_us(partial(call, "cuGraphExecUpdate", executable, graph)))
                 for name in ("launch", "again_native"):
                     times[name].append(host_us(partial(call, "cuGraphLaunch", executable, stream)))
+        slowed = _slowed(executable, graphs[0], stream, args)
     except DriverCallFailed as error:
         refused = str(error)
         times |= {name: [] for name in natively}
@@ -272,7 +277,23 @@ def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Swi
         torch.cuda.synchronize()
         call("cuGraphExecDestroy", executable)
     middle = {name: statistics.median(v[2 * args.warm_up_rounds :]) if v else None for name, v in times.items()}
-    return Switch(**middle, refused=refused)
+    return Switch(**middle, slowed=slowed, refused=refused)
+
+
+def _slowed(changed: Any, graph: Any, stream: Any, args: argparse.Namespace) -> list[float]:
+    """Replays of ``changed``, which has that graph now, by those of an executable that never had another."""
+    fresh = call("cuGraphInstantiate", graph, 0)
+    try:
+        taken = [
+            [_sample(partial(call, "cuGraphLaunch", executable, stream), args.inner)[0] for executable in order]
+            for _ in range(args.warm_up_rounds + args.rounds)
+            for order in ((changed, fresh), (fresh, changed))
+        ]
+    finally:
+        torch.cuda.synchronize()
+        call("cuGraphExecDestroy", fresh)
+    rounds = [ms if place % 2 == 0 else ms[::-1] for place, ms in enumerate(taken)][2 * args.warm_up_rounds :]
+    return _percentiles(_ratios([ms[0] for ms in rounds], [ms[1] for ms in rounds]))
 
 
 @dataclass
