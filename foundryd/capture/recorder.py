@@ -14,8 +14,9 @@ from foundryd.archive.members import plain_key
 from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
+from foundryd.capture.mentions import Bytes
 from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
-from foundryd.capture.pinned import Bytes, needed
+from foundryd.capture.pinned import needed
 from foundryd.capture.recording import ContentRecord, Recording
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
@@ -54,6 +55,15 @@ class Recorder:
             raise CaptureError(f"the graph {key!r} was captured twice: give every graph a key of its own")
         self._captured.append((key, self._hook.read_graph(int(native.graph)), native))
         self._keys.add(frozen)
+
+    def parameters(self) -> list[Bytes]:
+        """The parameters of every graph that was added, and of its child graphs."""
+        found, left = [], [arrays for _, arrays, _ in self._captured]
+        while left:
+            arrays = left.pop()
+            found.append(arrays.params)
+            left += arrays.children
+        return found
 
     def recording(self, engine: dict[str, Any] | None = None, named: Iterable[int] = ()) -> Recording:
         """The recording as things are now; call when every graph is captured and no work is in flight.

@@ -234,15 +234,21 @@ def test_blocks_that_graphs_refer_to_are_found_by_any_address_inside():
     assert referred_to([], recording) == []
 
 
-def test_what_the_allocator_keeps_outside_of_pools_is_cleared_and_nothing_else(monkeypatch):
-    states = ("active_allocated", "inactive", "active_pending_free", "inactive")
+@pytest.mark.parametrize("shift", [0, 3])
+def test_what_the_allocator_keeps_outside_of_pools_is_cleared_but_for_what_graphs_point_to(monkeypatch, shift):
+    states = ("active_allocated", "inactive", "active_pending_free", "inactive", "inactive")
 
     def segment(pool, base):
         blocks = [{"address": base + 512 * n, "size": 512, "state": state} for n, state in enumerate(states)]
         return {"segment_pool_id": pool, "blocks": blocks}
 
-    done = []
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **_: [segment((0, 0), 0), segment((0, 1), 1 << 20)])
+    done, base = [], 7 << 20
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda **_: [segment((0, 0), base), segment((0, 1), 9 << 20)])
     monkeypatch.setattr(memory, "call", lambda *what: done.append(what))
-    memory.clear_unused()
-    assert done == [("cuMemsetD8", 512, 0, 512), ("cuMemsetD8", 1536, 0, 512), ("cuCtxSynchronize",)]
+    params = np.zeros(64, np.uint8)
+    params[16 + shift : 24 + shift] = np.array([base + 3 * 512 + 511], np.uint64).view(np.uint8)
+    memory.clear_unused([np.zeros(40, np.uint8), params])
+    assert done == [
+        *(("cuMemsetD8", base + 512 * place, 0, 512) for place in (1, 4)),
+        ("cuCtxSynchronize",),
+    ]

@@ -177,7 +177,7 @@ class GraphSet(graphset.GraphSet):
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        clear_unused()
+        clear_unused(self._recorder.parameters())
         super()._write_recording(vary)
 
     def _examine(self, recording: Recording) -> None:

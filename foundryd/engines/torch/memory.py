@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from foundryd.capture.canonical import wide_words
+from foundryd.capture.mentions import Bytes, Mentions
 from foundryd.capture.recording import Recording
 from foundryd.errors import CaptureError, LayoutDiverged, UsageError
 from foundryd.session.arena import ARENAS, arena
@@ -71,18 +72,26 @@ def unpooled_blocks() -> list[tuple[int, int]]:
     )
 
 
-def clear_unused() -> None:
+def clear_unused(parameters: Sequence[Bytes]) -> None:
     """Fills what the allocator keeps for later tensors with zeros, outside of all pools; nothing may be in flight.
 
     What earlier tensors left there differs in every process, and lies beside tensors that graphs use, in the same
     allocations of the driver.  Pools are left alone: those of graphs have no tensors that are alive, but their graphs'.
+    So is every block that ``parameters`` of graphs have an address of: a graph may still read what a tensor left there
+    that the program has let go.
     """
-    for segment in torch.cuda.memory_snapshot(include_traces=False):
-        if tuple(segment["segment_pool_id"]) != (0, 0):
-            continue
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                call("cuMemsetD8", block["address"], 0, block["size"])
+    blocks = [
+        (block["address"], block["size"])
+        for segment in torch.cuda.memory_snapshot(include_traces=False)
+        if tuple(segment["segment_pool_id"]) == (0, 0)
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    mentions = Mentions([address for address, _ in blocks], [size for _, size in blocks])
+    mentions.see(parameters)
+    for (address, size), mentioned in zip(blocks, mentions.found, strict=True):
+        if not mentioned:
+            call("cuMemsetD8", address, 0, size)
     call("cuCtxSynchronize")
 
 
