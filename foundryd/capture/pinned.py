@@ -8,23 +8,39 @@ a graph reaches has to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from foundryd.capture.mentions import Bytes, Mentions
+from foundryd.archive.members import Bytes
+from foundryd.capture.mentions import Mentions
 
 
-def needed(host: np.ndarray, exact: Iterable[Bytes], aligned: Iterable[Bytes], named: Iterable[int]) -> np.ndarray:
+def needed(
+    host: np.ndarray,
+    exact: Iterable[Bytes],
+    aligned: Iterable[Bytes],
+    named: Iterable[int],
+    held: Mapping[int, Bytes] | None = None,
+) -> np.ndarray:
     """Those of ``host`` (rows of the host arena, by ordinal) up to the last that something refers to.
 
     ``exact`` are bytes in which an address may begin anywhere, ``aligned`` those in which it is a multiple of 8 away
-    from the beginning, ``named`` addresses that the engine compares.  Where memory was given back and taken again, the
-    last to have it counts.
+    from the beginning, ``named`` addresses that the engine compares, ``held`` what rows of ``host`` hold by their
+    ordinal: those that are needed may refer to more.  Where memory was given back and taken again, the last to have it
+    counts.
     """
     mentions = Mentions(host["address"], host["bytes"])
     mentions.see([np.array(list(named), np.uint64).view(np.uint8)], aligned=True)
     mentions.see(exact)
     mentions.see(aligned, aligned=True)
+    count, more = 0, _reach(mentions)
+    while more > count:
+        mentions.see([data for ordinal, data in (held or {}).items() if count <= ordinal < more], aligned=True)
+        count, more = more, _reach(mentions)
+    return host[:count]
+
+
+def _reach(mentions: Mentions) -> int:
     places = np.flatnonzero(mentions.found)
-    return host[: places[-1] + 1] if len(places) else host[:0]
+    return int(places[-1]) + 1 if len(places) else 0

@@ -10,11 +10,10 @@ import numpy as np
 
 from foundryd._native import _hook
 from foundryd.archive import index as ix
-from foundryd.archive.members import plain_key
+from foundryd.archive.members import Bytes, plain_key
 from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
-from foundryd.capture.mentions import Bytes
 from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
 from foundryd.capture.pinned import needed
 from foundryd.capture.recording import ContentRecord, Recording
@@ -211,17 +210,10 @@ class Recorder:
         every = self._hook.allocations()
         every = every[np.lexsort((every["ordinal"], every["arena"]))]
         host = every["arena"] == ARENAS.index("host")
-        contents = self._contents(every[~host])
-        pinned = every[host]
-        on_host = self._contents(pinned)
-        kept = pinned[:0]
-        while True:
-            # What is reached may hold further addresses.
-            reached = [c for c in on_host if c.ordinal < len(kept)]
-            more = needed(pinned, referring, [c.data for c in [*contents, *reached]], named)
-            if len(more) == len(kept):
-                return np.concatenate([every[~host], kept]), contents + reached
-            kept = more
+        contents, on_host = self._contents(every[~host]), self._contents(every[host])
+        held = {c.ordinal: c.data for c in on_host}
+        pinned = needed(every[host], referring, [c.data for c in contents], named, held)
+        return np.concatenate([every[~host], pinned]), contents + [c for c in on_host if c.ordinal < len(pinned)]
 
     def _communicators(self, mesh: Mesh, ops: np.ndarray) -> list[ix.Communicator]:
         """Communicators in creation order, by the mesh axes they span where they span any."""

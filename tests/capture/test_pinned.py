@@ -55,3 +55,13 @@ def test_content_refers_by_aligned_words_alone(rows, addresses, shift):
 def test_without_pinned_memory_nothing_is_needed(addresses):
     none = np.zeros(0, _hook.allocation_dtype)
     assert len(needed(none, [packed(addresses)], [packed(addresses)], addresses)) == 0
+
+
+@given(sequences(), st.integers(0, 7), st.lists(places, max_size=2))
+def test_what_a_needed_row_holds_an_address_of_is_needed_and_so_on(rows, start, named):
+    """Each row holds the address of the one behind ``start`` others."""
+    held = {n: packed([int(rows[(n + start) % len(rows)]["address"])]) for n in range(len(rows))}
+    count = 1 + last_of(rows, named)
+    while (more := 1 + last_of(rows, [*named, *(int(held[n].view(np.uint64)[0]) for n in range(count))])) > count:
+        count = more
+    assert len(needed(rows, [], [], named, held)) == count

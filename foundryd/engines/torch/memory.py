@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from foundryd.archive.members import Bytes
 from foundryd.capture.canonical import wide_words
-from foundryd.capture.mentions import Bytes, Mentions
+from foundryd.capture.mentions import Mentions
 from foundryd.capture.recording import Recording
 from foundryd.errors import CaptureError, LayoutDiverged, UsageError
 from foundryd.session.arena import ARENAS, arena
@@ -60,15 +61,15 @@ class Arenas:
         }
 
 
-def unpooled_blocks() -> list[tuple[int, int]]:
-    """(address, bytes) of every block in use outside of all pools: tensors of no arena, and workspaces."""
+def unpooled_blocks(state: str = "active_allocated") -> list[tuple[int, int]]:
+    """(address, bytes) of every block outside of all pools in a state: tensors of no arena, and workspaces."""
     segments = torch.cuda.memory_snapshot(include_traces=False)
     return sorted(
         (block["address"], block["size"])
         for segment in segments
         if tuple(segment["segment_pool_id"]) == (0, 0)
         for block in segment["blocks"]
-        if block["state"] == "active_allocated"
+        if block["state"] == state
     )
 
 
@@ -80,14 +81,8 @@ def clear_unused(parameters: Sequence[Bytes]) -> None:
     So is every block that ``parameters`` of graphs have an address of: a graph may still read what a tensor left there
     that the program has let go.
     """
-    blocks = [
-        (block["address"], block["size"])
-        for segment in torch.cuda.memory_snapshot(include_traces=False)
-        if tuple(segment["segment_pool_id"]) == (0, 0)
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    mentions = Mentions([address for address, _ in blocks], [size for _, size in blocks])
+    blocks = unpooled_blocks("inactive")
+    mentions = Mentions(*_columns(blocks))
     mentions.see(parameters)
     for (address, size), mentioned in zip(blocks, mentions.found, strict=True):
         if not mentioned:
@@ -96,17 +91,18 @@ def clear_unused(parameters: Sequence[Bytes]) -> None:
 
 
 def referred_to(blocks: Sequence[tuple[int, int]], recording: Recording) -> list[tuple[int, int]]:
-    """Those of ``blocks`` (ascending) that a parameter of some graph points into, by its value."""
-    starts = np.array([address for address, _ in blocks], np.uint64)
-    ends = np.array([address + size for address, size in blocks], np.uint64)
+    """Those of ``blocks`` that a parameter of some graph points into, by its value."""
+    mentions = Mentions(*_columns(blocks))
     layouts = [f.fields for f in recording.functions]
-    hit = np.zeros(len(blocks), bool)
     for graph in recording.graphs if len(blocks) else ():
         places = (wide_words(graph, layouts) - graph.param_start()) // 8
         values = graph.params[: len(graph.params) // 8 * 8].view(np.uint64)[places]
-        at = np.searchsorted(starts, values, side="right") - 1
-        hit[at[(at >= 0) & (values < ends[np.maximum(at, 0)])]] = True
-    return [block for block, used in zip(blocks, hit, strict=True) if used]
+        mentions.see([values.view(np.uint8)], aligned=True)
+    return [block for block, used in zip(blocks, mentions.found, strict=True) if used]
+
+
+def _columns(blocks: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [address for address, _ in blocks], [size for _, size in blocks]
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:
