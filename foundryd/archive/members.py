@@ -6,10 +6,8 @@ A graph's *block* is what a rank must reproduce of it: nodes, parameters, then t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,21 +66,6 @@ class PackedTemplate:
 def graph_block(graph: GraphParts) -> Bytes:
     """The graph's block, a copy: uint8 [bytes]."""
     return np.concatenate(_pieces(graph))
-
-
-def topology(graph: GraphParts) -> bytes:
-    """Equal for graphs that have nodes of the same types, and edges with the same data between them; children too.
-
-    Less than a template: attributes and the layout of parameters may differ.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    for part in graph.walk():
-        # The counts come first, so that what is nodes in one graph cannot be edges in another.
-        for count in (len(part.nodes), len(part.edges), len(part.children)):
-            found.update(count.to_bytes(8, "little"))
-        for array in (part.nodes["type"], part.nodes["child"], part.edges):
-            found.update(array.tobytes())
-    return found.digest()
 
 
 def split_block(block: Bytes, template: GraphParts) -> GraphParts:
@@ -203,11 +186,6 @@ class TemplateReader:
         self.columns: Words = flat.reshape(rows, cols)
         self._column_of = {member: column for column, member in enumerate(template.members)}
         self._near = _Near(self.columns)
-
-    @cached_property
-    def topology(self) -> bytes:
-        """What ``topology`` says of its members."""
-        return topology(self.first)
 
     def column_of(self, member: int) -> int:
         """The column of a member, by its place in the variant; raises ``ArchiveFormatError`` if it is not one of it."""

@@ -29,16 +29,6 @@ log = logging.getLogger(__name__)
 
 DEADLINE = 60.0  # seconds for what takes milliseconds: the graph in the making, or the end of the thread
 
-# Whether an executable is also updated to a graph of another template, if both have one topology.  Such graphs differ
-# in attributes of kernels, cluster shapes among them, and the driver's manual does not say that an update takes these
-# over.  Most batch sizes of a model do differ so, since cuBLAS picks kernels by the size.  To be True only once a GPU
-# was seen to answer these rows of the conformance tests as expected: ``exec.update_cluster``,
-# ``exec.update_cluster_in_flight``, ``exec.update_priority``, ``exec.update_cooperative``, ``exec.update_hints``,
-# ``exec.update_function_and_attributes`` and ``exec.update_many_attributes``.
-_UPDATES_ATTRIBUTES = False
-
-_FAR = 2  # graphs that cannot have one another's executables
-
 _SIGNALS = 100  # exceptions of signals' handlers that may come while it is noted what was made
 
 
@@ -95,8 +85,6 @@ class Executables:
     Parameters
     ----------
     build : builds the graph of a member, without an executable.
-    topology : what is equal for members whose graphs have the same nodes, but for what nodes carry, and the same edges;
-        asked by whoever makes an executable, so not by several threads at once.
     who : begins the messages about a graph: ``rank 3``.
     extra : fields of the log's lines.
 
@@ -115,12 +103,10 @@ class Executables:
         members: Sequence[Member],
         policy: RestorePolicy,
         *,
-        topology: Callable[[Member], bytes],
         who: str,
         extra: dict[str, str],
     ) -> None:
         self._build = build
-        self._topology = topology
         self._policy = policy
         self._who = who
         self._extra = extra
@@ -305,21 +291,12 @@ class Executables:
             graph.built = self._build(graph.member)
         if donor is not None:
             assert donor.built is not None
-            # On an H200 an update takes a fifth of an instantiation; the driver may refuse it.
-            if self._apart(donor, graph) < _FAR and graph.built.take_over(donor.built):
+            # An update takes a fifth of an instantiation, and the driver may refuse it.  Not across templates: that
+            # leaves a kernel's attributes as they are, cluster shapes among them, and reports success.
+            if donor.member.template == graph.member.template and graph.built.take_over(donor.built):
                 return
             donor.built.drop_executable()
         graph.built.instantiate()
-
-    def _apart(self, donor: RestoredGraph, graph: RestoredGraph) -> int:
-        """0 if graphs have one template, 1 if they have one topology and that is enough for an update, else ``_FAR``.
-
-        A template's topology is read once, which takes as long as reading the template.
-        """
-        if donor.member.template == graph.member.template:
-            return 0
-        same = _UPDATES_ATTRIBUTES and self._topology(donor.member) == self._topology(graph.member)
-        return 1 if same else _FAR
 
     # --- under the lock ----------------------------------------------------------------------------------------------
 
@@ -363,8 +340,9 @@ class Executables:
         return [graph for graph in self._ready if graph.order not in launching]
 
     def _donor(self, graph: RestoredGraph) -> RestoredGraph:
-        """Whose executable is given up: nobody is launching it, it is as near to the graph's as possible, LRU."""
-        return min(self._idle(), key=lambda g: (self._apart(g, graph), g.last_used, -g.order))
+        """Whose executable is given up: nobody is launching it, one of the graph's template if there is, LRU."""
+        template = graph.member.template
+        return min(self._idle(), key=lambda g: (g.member.template != template, g.last_used, -g.order))
 
     def _check_open(self, graph: RestoredGraph) -> None:
         if os.getpid() != self._process:

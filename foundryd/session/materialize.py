@@ -143,9 +143,7 @@ class Materializer:
             for place, m in enumerate(self._variant.members)
         ]
         who = f"rank {self._plan.rank}"
-        self.executables = Executables(
-            self._build, members, policy, topology=self._members.topology, who=who, extra=extra
-        )
+        self.executables = Executables(self._build, members, policy, who=who, extra=extra)
 
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates the members that the policy wants first; every member can be replayed then."""

@@ -46,10 +46,6 @@ class MemberBlocks:
         symbols = self.relocations_of(member.place)["symbol"]
         return Needs(self._functions(graph), distinct(symbols, len(self._variant.symbols), "symbol"))
 
-    def topology(self, member: Member) -> bytes:
-        """Equal for members whose executables the driver may update to one another, if it takes their attributes."""
-        return self._template(member.template).topology
-
     def patched(self, member: Member, bindings: Bindings) -> GraphParts:
         """The graph of a member for this rank, with this process's addresses; views that the next member overwrites.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from foundryd.archive.members import (
     member_block,
     pack_template,
     split_block,
-    topology,
 )
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.sizes import KINDS, stored_bytes
@@ -62,41 +60,6 @@ def test_blocks_that_are_no_template_are_refused() -> None:
         pack_template([np.zeros(8, np.uint8), np.zeros(12, np.uint8)])
     with pytest.raises(UsageError, match="equally long and a multiple of 4"):
         pack_template([np.zeros(7, np.uint8)])
-
-
-def changed(graph: GraphParts, array: str, place: int, field: str, value: int) -> GraphParts:
-    """A copy with one number changed."""
-    copy = getattr(graph, array).copy()
-    copy[field][place] = value
-    return dataclasses.replace(graph, **{array: copy})
-
-
-def test_topology_is_types_edges_and_children_and_nothing_else(draft: Any) -> None:
-    graph, other = draft.graphs[:2]
-    assert graph_block(graph).tobytes() != graph_block(other).tobytes()
-    without = dataclasses.replace(graph, attributes=graph.attributes[:0], params=graph.params[:0])
-    alike = [
-        other,
-        without,
-        *(changed(graph, "nodes", 1, name, 7) for name in ("function", "shared_bytes", "param_kind", "param_bytes")),
-        *(changed(graph, "nodes", 1, name, 7) for name in ("param_offset", "attribute_first", "attribute_count")),
-        changed(graph, "nodes", 3, "comm_group", 1),
-        changed(graph, "nodes", 0, "grid", 5),
-    ]
-    assert {topology(one) for one in alike} == {topology(graph)}
-    child = graph.children[0]
-    different = [
-        graph,
-        *(changed(graph, "edges", 2, name, 5) for name in ("from", "to", "from_port", "to_port", "type")),
-        changed(graph, "nodes", 2, "type", 1),
-        changed(graph, "nodes", 5, "child", 1),
-        dataclasses.replace(graph, edges=graph.edges[:-1]),
-        dataclasses.replace(graph, nodes=graph.nodes[:-1]),
-        dataclasses.replace(graph, children=()),
-        dataclasses.replace(graph, children=(child, child)),
-        dataclasses.replace(graph, children=(changed(child, "nodes", 0, "type", 3),)),
-    ]
-    assert len({topology(one) for one in different}) == len(different)
 
 
 def same(one: GraphParts, other: GraphParts) -> bool:

@@ -84,6 +84,31 @@ def update_cluster(x: Bench) -> Any:
     }
 
 
+@row("exec.update_cluster_before_launch")
+def update_cluster_before_launch(x: Bench) -> Any:
+    """The same for an executable that was never launched, or only uploaded."""
+    out = x.buffer(TOLD)
+
+    def attempt(first: Attributes, second: Attributes, upload: bool) -> Any:
+        before, after = (chain_of(x, [(telling(x, out), attributes)]) for attributes in (first, second))
+        executable = ok(cu.cuGraphInstantiate(before, AS_TORCH))
+        if upload:
+            ok(cu.cuGraphUpload(executable, x.stream()))
+        seen: list[Any] = [update(executable, after)[:2]]
+        for _ in range(2):
+            x.clear(out, TOLD)
+            x.launch(executable)
+            seen.append(x.read(out, TOLD))
+        ok(cu.cuGraphExecDestroy(executable))
+        return seen
+
+    pairs = {"comes": ({}, cluster(2)), "goes": (cluster(4), {}), "grows": (cluster(2), cluster(8))}
+    return {
+        name: {"made": attempt(*pair, upload=False), "uploaded": attempt(*pair, upload=True)}
+        for name, pair in pairs.items()
+    }
+
+
 @row("exec.update_cluster_in_flight")
 def update_cluster_in_flight(x: Bench) -> Any:
     """An update that changes a cluster does not reach launches that are already enqueued."""
@@ -167,7 +192,9 @@ def update_function_and_attributes(x: Bench) -> Any:
     tells = telling(x, out, (16, 1), 64, 65536)
     first = chain_of(x, [(adds, cluster(2) | domain), (telling(x, out + 4 * TOLD), {})])
     second = chain_of(x, [(tells, cluster(4) | carveout), (telling(x, out + 4 * TOLD, (4, 1)), cluster(2))])
+    fewer = chain_of(x, [(tells, {}), (telling(x, out + 4 * TOLD), {})])
     return {
+        "fewer": there_and_back(x, first, fewer, out, 2 * TOLD),
         "there": there_and_back(x, first, second, out, 2 * TOLD),
         "back": there_and_back(x, second, first, out, 2 * TOLD),
     }

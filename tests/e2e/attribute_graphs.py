@@ -2,8 +2,7 @@
 """An engine whose graphs differ in their kernels' attributes; the last line is JSON.
 
 Restored, it replays them as ``ORDER`` says, each with a note of what it cost, and compares what a kernel saw of its
-launch with what graphs that are captured natively give.  ``UPDATES`` says whether executables are updated across
-templates.
+launch with what graphs that are captured natively give.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from foundryd import _native
-from foundryd.session import building, executables
+from foundryd.session import building
 from foundryd.session.arena import arena
 from foundryd.session.arrays import DeviceArray
 from foundryd.session.driver import call
@@ -28,8 +27,6 @@ from foundryd.session.graphset import GraphSet
 
 WORDS = 64
 IDS = driver.CUlaunchAttributeID
-
-executables._UPDATES_ATTRIBUTES = os.environ.get("UPDATES") == "1"
 
 graphs = GraphSet.from_env()
 call("cuInit", 0)
@@ -79,7 +76,7 @@ def work(value: int, attributes: list[Any], adds: int = 1) -> DeviceArray:
     return DeviceArray(out, (WORDS,), "<u4")
 
 
-# Of one template: those with the same attributes.  Of one topology: all but the one that adds twice.
+# Of one template: those with the same attributes.  All but the one that adds twice could be updated to one another.
 WHAT: dict[Hashable, tuple[int, list[Any], int]] = {
     "plain": (1, [], 1),
     "two": (2, [cluster(2)], 1),

@@ -202,9 +202,7 @@ def is_interrupted_behind_calls(rank: Rank) -> dict[str, Any]:
     for name in ("build_graph", "cuGraphInstantiate", "cuGraphExecUpdate", "cuGraphExecDestroy", "destroy_graph"):
         for rank.driver.refuses in (False, True):
             policy = RestorePolicy((), (), False, 2)
-            some = executables.Executables(
-                materializer._build, members, policy, topology=materializer._members.topology, who="rank 0", extra={}
-            )
+            some = executables.Executables(materializer._build, members, policy, who="rank 0", extra={})
             rank.use(some.graphs)
             for batch in (*batches, *batches):
                 interrupted(name, lambda batch=batch: rank.first_token(batch))
@@ -259,9 +257,7 @@ def fails_at_random(rank: Rank) -> dict[str, Any]:
         cap = chosen.choice([None, 1, 2, 3])
         policy = RestorePolicy((), (), chosen.random() < 0.5, cap)
         rank.driver.most = len(rank.driver.living)
-        some = executables.Executables(
-            materializer._build, members, policy, topology=materializer._members.topology, who="rank 0", extra={}
-        )
+        some = executables.Executables(materializer._build, members, policy, who="rank 0", extra={})
         rank.use(some.graphs)
         calm = False
         some.start()

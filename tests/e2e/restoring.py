@@ -192,9 +192,7 @@ def at_random(rank: Rank) -> dict[str, Any]:
     @given(policies(), st.lists(st.sampled_from(batches), max_size=12))
     def right_whatever_is_asked_for(policy: RestorePolicy, wanted: list[int]) -> None:
         rank.driver.most = len(rank.driver.living)
-        some = Executables(
-            materializer._build, members, policy, topology=materializer._members.topology, who="rank 0", extra={}
-        )
+        some = Executables(materializer._build, members, policy, who="rank 0", extra={})
         try:
             some.build_first()
             some.start()

@@ -140,7 +140,7 @@ FillWork changed_fill(const FillWork &old, const CUDA_MEMSET_NODE_PARAMS &params
 
 void change_child(GraphExec &exec, Node &node, const Graph &source) {
   const auto &old = work_of<ChildWork>(node);
-  const UpdateResult result = update_graph(*old.graph, source, exec.flags);
+  const UpdateResult result = update_graph(*old.graph, source, exec.flags, exec.on_device);
   require(result.result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   exec.program.reset();
 }
@@ -207,8 +207,9 @@ SOFTCUDA_API cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags) {
 
 SOFTCUDA_API cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) {
   return locked_call([&] {
-    exec_at(hGraphExec);
+    const auto exec = exec_at(hGraphExec);
     refuse_capturing(*resolve_stream(hStream));
+    exec->on_device = true;
   });
 }
 
@@ -220,6 +221,7 @@ SOFTCUDA_API cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
     const auto stream = resolve_stream(hStream);
     refuse_capturing(*stream);
     launch_program(*exec, *stream);
+    exec->on_device = true;
     ++counters().graph_launches;
   });
 }

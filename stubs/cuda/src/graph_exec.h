@@ -34,6 +34,7 @@ struct GraphExec {
   std::weak_ptr<Graph> counted_by;                 // the graph with allocation nodes that it was made of
   std::set<const Node *> disabled;
   uint64_t flags = 0;
+  bool on_device = false;                  // it was uploaded or launched
   std::shared_ptr<const Program> program;  // null after a change
   Mark last;                               // of the latest launch: the next one waits for it
 };
@@ -52,8 +53,8 @@ struct UpdateResult {
   CUgraphNode from = nullptr;
 };
 // Pairs the nodes of two graphs as the manual describes and, if every change is allowed, makes `target` like
-// `source`.  Otherwise `target` is left as it was.
-UpdateResult update_graph(Graph &target, const Graph &source, uint64_t flags);
+// `source`, but for attributes of kernels.  Otherwise `target` is left as it was.
+UpdateResult update_graph(Graph &target, const Graph &source, uint64_t flags, bool on_device);
 
 }  // namespace softcuda
 

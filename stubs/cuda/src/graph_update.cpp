@@ -169,6 +169,19 @@ UpdateResult collect(Graph &target, const Graph &source, uint64_t flags, Changes
   return {};
 }
 
+bool of_one_function(const Pair &at) {
+  const auto *before = std::get_if<KernelWork>(&*at.target->work);
+  const auto *now = std::get_if<KernelWork>(&*at.source->work);
+  return before != nullptr && now != nullptr && before->function == now->function;
+}
+
+// A GPU takes over what a kernel's node sets, not that it sets less.  Once the executable was on the device it leaves
+// the attributes of a kernel that stays the same one as they are, cluster shapes among them, and reports success.
+void take_attributes(const Pair &at, bool on_device) {
+  if (on_device && of_one_function(at)) return;
+  for (const auto &[id, value] : at.source->attributes) at.target->attributes.insert_or_assign(id, value);
+}
+
 // The source's references are taken before the old ones are let go.
 void take_user_objects(Graph &target, const Graph &source) {
   for (const auto &[object, count] : source.user_objects) retain_user_object(*object, count);
@@ -178,12 +191,12 @@ void take_user_objects(Graph &target, const Graph &source) {
 
 }  // namespace
 
-UpdateResult update_graph(Graph &target, const Graph &source, uint64_t flags) {
+UpdateResult update_graph(Graph &target, const Graph &source, uint64_t flags, bool on_device) {
   Changes changes;
   if (const auto result = collect(target, source, flags, changes); !accepted(result)) return result;
   for (const Pair &at : changes.nodes) {
+    take_attributes(at, on_device);
     at.target->work = at.source->work;
-    at.target->attributes = at.source->attributes;
   }
   for (const auto &[to, from] : changes.graphs) take_user_objects(*to, *from);
   return {};
@@ -200,7 +213,7 @@ CUresult update(CUgraphExec hGraphExec, CUgraph hGraph, UpdateResult *out) {
     *out = {CU_GRAPH_EXEC_UPDATE_ERROR, nullptr, nullptr};
     const auto exec = exec_at(hGraphExec);
     const auto graph = graph_at(hGraph);
-    *out = update_graph(*exec->snapshot, *graph, exec->flags);
+    *out = update_graph(*exec->snapshot, *graph, exec->flags, exec->on_device);
     require(out->result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
     exec->program.reset();
   });
