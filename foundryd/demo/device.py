@@ -30,6 +30,10 @@ def checked(function: Callable[..., Any], *args: Any) -> Any:
 class Device:
     """The primary context of one device and the stream that everything runs on.
 
+    Attributes
+    ----------
+    count : how many devices there are; ordinals beyond begin again with the first.
+
     Raises
     ------
     UsageError : there is no device.
@@ -37,10 +41,10 @@ class Device:
 
     def __init__(self, ordinal: int) -> None:
         checked(driver.cuInit, 0)
-        count = checked(driver.cuDeviceGetCount)
-        if count == 0:
+        self.count: int = checked(driver.cuDeviceGetCount)
+        if self.count == 0:
             raise UsageError("the driver has no device: use --driver soft, or a machine with a GPU")
-        self.handle = checked(driver.cuDeviceGet, ordinal % count)
+        self.handle = checked(driver.cuDeviceGet, ordinal % self.count)
         self.context = checked(driver.cuDevicePrimaryCtxRetain, self.handle)
         checked(driver.cuCtxSetCurrent, self.context)
         self.stream = int(checked(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING))

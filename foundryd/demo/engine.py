@@ -18,7 +18,7 @@ from foundryd.demo.config import DemoConfig
 from foundryd.demo.device import Device
 from foundryd.demo.images import CompiledImages, SoftImages
 from foundryd.demo.model import Inputs, Kernels, Model, Shard
-from foundryd.demo.nccl import Communicator
+from foundryd.demo.nccl import Communicator, share_devices
 from foundryd.demo.numerics import ACTIVATION, prompts
 from foundryd.demo.rendezvous import Store
 from foundryd.errors import UsageError
@@ -91,6 +91,7 @@ class Engine:
         device.write(positions, np.zeros(config.max_batch, dtype=np.int32))
         self._feed(np.zeros(config.max_batch, dtype=np.int32), 0)
         with self._timed("communicators_ms"):
+            share_devices(rank, config.mesh.world, device.count)
             axes = [axis for axis in ("tp", "ep") if getattr(config.mesh, axis) > 1]
             self._communicators = {axis: self._communicator(axis, store, timeout) for axis in axes}
         self._model = Model(

@@ -7,6 +7,7 @@ The library is asked for by its soname, so what is preloaded or in ``LD_LIBRARY_
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -57,6 +58,15 @@ def _check(lib: ctypes.CDLL, name: str, *args: object) -> None:
     if result != 0:
         cause = lib.ncclGetErrorString(result).decode()
         raise DriverCallFailed(f"{name} failed with {result} ({cause}): see NCCL_DEBUG=WARN")
+
+
+def share_devices(rank: int, world: int, devices: int) -> None:
+    """To be called before NCCL is used: where there are fewer devices than ranks, each rank says that it is a host.
+
+    NCCL refuses two ranks of one host on one device; those of several hosts it connects by sockets.
+    """
+    if world > devices:
+        os.environ.setdefault("NCCL_HOSTID", f"foundryd-demo-rank-{rank}")
 
 
 class Communicator:

@@ -31,11 +31,6 @@ def foundryd(*arguments):
     return done.stdout
 
 
-def devices():
-    names = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    return names.stdout.count("GPU ")
-
-
 def demo(*arguments):
     figures = json.loads(foundryd("demo", "--driver", "cuda", "--json", *arguments))
     assert figures["ok"], figures
@@ -58,9 +53,8 @@ def test_one_gpu_restores_what_it_captured():
     ],
     ids=" ".join,
 )
-def test_two_gpus_restore_what_one_captured(arguments):
-    if devices() < 2:
-        pytest.skip(f"{devices()} GPU, and each of two ranks needs its own")
+def test_two_ranks_restore_what_one_gpu_captured(arguments):
+    """On two GPUs, or on one that they share."""
     figures = demo(*arguments)
     assert figures["capture_devices"] == 1
     assert figures["engine_counters_quiet"]
