@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent / "vllm"
-NAMES = ("answers", "compare", "launch", "replicas", "results", "servers", "serving", "setups", "steps")
 
 # Stands for a start of vLLM: the protocol is the real one, tokens follow from prompts, and a restore is one that the
 # environment asks for.
@@ -133,18 +130,6 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), 
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """A module of the script, by name."""
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(FOLDER.parent))
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module
-    for name in NAMES:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
 def context(script, tmp_path, monkeypatch):
     """A context whose starts of vLLM are the stand-ins above."""
     steps, setups = script("steps"), script("setups")
@@ -170,9 +155,9 @@ def context(script, tmp_path, monkeypatch):
     return steps.Context(tmp_path, results, every, lambda setup: tmp_path / "model", 60.0)
 
 
-def done(script, context, name, does):
+def done(script, context, name, does, gpus=1):
     """The row of a step, kept as the script keeps it."""
-    row = script("steps").timed(script("steps").Step(name, 1, does), context)
+    row = script("steps").timed(script("steps").Step(name, 1, does, gpus), context)
     context.results.add(name, row)
     return row
 
@@ -363,10 +348,10 @@ def test_a_server_that_ends_otherwise_is_found(script, context, monkeypatch, moo
     assert f"run: {named}" in row["detail"]
 
 
-def of_replicas(script, context, monkeypatch, way):
+def of_replicas(script, context, monkeypatch, way, gpus=1):
     monkeypatch.setenv("WORKERS", " ".join(context.setups["dp2"].workers))
     (context.out / "dp2.foundry").write_text("not read")
-    return done(script, context, f"dp2.{way}", script("replicas").replicas)
+    return done(script, context, f"dp2.{way}", script("replicas").replicas, gpus)
 
 
 def test_every_replica_of_a_server_answers_as_natively(script, context, monkeypatch):
@@ -384,6 +369,17 @@ def test_one_replica_that_differs_from_the_native_start_is_found(script, context
     row = of_replicas(script, context, monkeypatch, "restore")
     assert row["verdict"] == "failed"
     assert words in row["detail"]
+
+
+def test_replicas_that_share_a_gpu_are_not_compared_with_those_that_had_their_own(script, context, monkeypatch):
+    of_replicas(script, context, monkeypatch, "native")
+    context.crowded, context.gpus = True, 1
+    row = of_replicas(script, context, monkeypatch, "restore", gpus=2)
+    assert (row["verdict"], "run dp2.native again" in row["detail"]) == ("failed", True)
+    native = of_replicas(script, context, monkeypatch, "native", gpus=2)
+    assert (native["verdict"], native["crowded"]) == ("ok", True)
+    restored = of_replicas(script, context, monkeypatch, "restore", gpus=2)
+    assert (restored["verdict"], restored["crowded"], restored["ways"]) == ("ok", True, ["restored"])
 
 
 def test_a_setup_of_replicas_says_its_variant_and_its_workers(script):

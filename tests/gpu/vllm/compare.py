@@ -10,6 +10,9 @@ A step is ``setup.what``.  Each prints one line and keeps what it found in ``res
 ``--limit`` or by a signal, loses nothing, and goes on with the steps that are named next.  ``refuse.*`` and ``serve.*``
 share a GPU and run ``--jobs`` at a time.  The end is a table of all that was found so far, in this folder.
 
+With ``--crowded``, ranks share the first GPU where there are fewer GPUs than ranks, natively and restored alike: each
+is a host of its own to NCCL, which connects them by sockets.  Rows and tables say so, and times say nothing then.
+
 Models have Qwen3's shapes and random weights, which are written once: no network is needed.  Prompts are token numbers,
 answers are greedy.  The exit code is 0 if every step that ran was ok.
 """
@@ -176,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-limit", type=float, default=400, help="seconds for one")
     parser.add_argument("--capture-deadline", type=float, default=300, help="seconds of one launch of a capture")
     parser.add_argument("--jobs", type=int, default=4, help="steps that share a GPU, at a time")
+    parser.add_argument("--crowded", action="store_true", help="ranks share the first GPU where there are too few")
     given = parser.parse_args(arguments)
     every = steps()
     if given.list:
@@ -202,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.step_limit,
         given.capture_deadline,
         given.jobs,
+        given.crowded,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: STOP.set())

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from answers import prompts
-from launch import FOUNDRYD, Deadline, RunFailed
+from launch import FOUNDRYD, Deadline, RunFailed, TimeUp
 from results import FAILED, OK, Row, differences
 from servers import Server
 from serving import command_of
@@ -23,9 +23,9 @@ def replicas(context: Context, name: str) -> Row:
     share experts run steps without requests.  In the end all prompts are asked of all replicas at once, for which only
     the number of tokens is compared.
     """
-    setup = context.setup_of(name)
+    setup = context.started(context.setup_of(name))
     restoring = name.endswith("restore")
-    native = context.results.of(f"{setup.name}.native")
+    native = context.results.of(context.comparable(setup)) if restoring else {}
     if restoring and "served" not in native:
         raise RunFailed(f"there is nothing to compare with: run {setup.name}.native first")
     model, deadline = str(context.models(setup)), Deadline(context.limit)
@@ -36,7 +36,10 @@ def replicas(context: Context, name: str) -> Row:
     given = context.environment(setup, name)
     with Server(command_of(command), given, context.out / f"{name}.log") as server:
         started = time.monotonic()
-        server.wait_ready(deadline.left())
+        try:
+            server.wait_ready(deadline.left())
+        except TimeUp as error:
+            raise TimeUp(f"{error}; {context.waited_for(name, setup.workers)}") from error
         report = context.report(name, setup.workers)
         row: Row = {"ready_s": time.monotonic() - started, "ways": report["ways"], "fallbacks": report["fallbacks"]}
         row["served"] = [

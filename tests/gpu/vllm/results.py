@@ -34,7 +34,8 @@ class Results:
 
 def line(name: str, row: Mapping[str, Any]) -> str:
     """One line of a step."""
-    return f"{name:18} {row['verdict']:7} {row['seconds']:6.1f} s  {row.get('detail', '')}".rstrip()
+    shared = "crowded: " if row.get("crowded") else ""
+    return f"{name:18} {row['verdict']:7} {row['seconds']:6.1f} s  {shared}{row.get('detail', '')}".rstrip()
 
 
 def differences(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> list[str]:
@@ -67,6 +68,8 @@ def tables(rows: Mapping[str, Row]) -> str:
 
 def _phases(setup: str, native: Row, restored: Row) -> str:
     lines = [f"{setup:38}{'native ms':>10}{'restored ms':>14}"]
+    if native.get("crowded") or restored.get("crowded"):
+        lines = [f"{setup}, crowded: ranks shared a GPU, so these times say nothing", *lines]
     ours, theirs = restored["phases_ms"], native["phases_ms"]
     for phase in {**theirs, **ours}:
         lines.append(f"{phase:38}{theirs.get(phase, 0.0):10.1f}{ours.get(phase, 0.0):14.1f}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launch import FOUNDRYD, Deadline, RunFailed, TimeUp, clean_environment, foundryd, run
+from launch import FOUNDRYD, Deadline, RunFailed, TimeUp, clean_environment, devices, foundryd, run
 from results import FAILED, OK, Results, Row, differences
 from setups import Setup
 
@@ -30,7 +30,8 @@ PACED, ROUNDS, PACE_TOKENS = (1, 8, 32), 7, 64
 class Context:
     """What steps share: where they write, what was found, and how long each may take.
 
-    ``models`` writes the model of a setup and says where it is.
+    ``models`` writes the model of a setup and says where it is.  ``crowded``: where there are fewer ``gpus`` than
+    ranks, these share the first one.
     """
 
     out: Path
@@ -40,6 +41,16 @@ class Context:
     limit: float
     capture_deadline: float = 300.0
     jobs: int = 4
+    crowded: bool = False
+    gpus: int = field(default_factory=devices)
+
+    def crowds(self, ranks: int) -> bool:
+        """Whether as many ranks share a GPU."""
+        return self.crowded and ranks > max(1, self.gpus)
+
+    def started(self, setup: Setup) -> Setup:
+        """The setup as vLLM is started with it, natively and restored."""
+        return setup.crowded(self.out / "compiled-crowded") if self.crowds(setup.ranks) else setup
 
     def setup_of(self, step: str) -> Setup:
         """The setup of a step, with what has to be written for it."""
@@ -66,6 +77,20 @@ class Context:
             "FOUNDRYD_STARTUP_REPORT": str(self.out / f"report-{label}"),
             **setup.environment,
         }
+
+    def comparable(self, setup: Setup) -> str:
+        """The setup's native step; raises ``RunFailed`` if that had other GPUs than a restored start would have."""
+        name = f"{setup.name}.native"
+        theirs, crowded = self.results.of(name), self.crowds(setup.ranks)
+        if theirs and bool(theirs.get("crowded")) != crowded:
+            ways = {True: "all ranks on one GPU", False: "a GPU for each rank"}
+            raise RunFailed(f"{name} had {ways[not crowded]} and this has {ways[crowded]}: run {name} again")
+        return name
+
+    def waited_for(self, label: str, workers: Sequence[str]) -> str:
+        """Which workers of a start that is late have not started."""
+        left = [worker for worker in workers if not (self.out / f"report-{label}" / f"{worker}.json").exists()]
+        return f"not started: {', '.join(left)}" if left else f"all of {', '.join(workers)} have started"
 
     def report(self, label: str, workers: Sequence[str] = ("rank-0",)) -> Row:
         """How the workers of a start started: the first one's report, and all ways and reasons."""
@@ -134,12 +159,16 @@ def start(
 
     ``calls`` is where it writes which functions took the time.  ``checked``: vLLM looks at the addresses of pieces.
     """
+    setup = context.started(setup)
     wanted = wanted_of(context, setup, label, batches, tokens) | {"checked": checked}
     wanted["calls"] = None if calls is None else str(calls)
     given = context.environment(setup, label) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | dict(environment or {})
     # vLLM logs to standard output, which is not read.
     command = ["bash", "-c", 'exec "$@" >&2', "bash", *launched(wanted, archive)]
-    run(label, command, given, timeout=limit or context.limit, log=context.out / f"{label}.log")
+    try:
+        run(label, command, given, timeout=limit or context.limit, log=context.out / f"{label}.log")
+    except TimeUp as error:
+        raise TimeUp(f"{error}; {context.waited_for(label, setup.workers)}") from error
     result = json.loads(Path(wanted["out"]).read_text())
     report = context.report(label, setup.workers)
     figures = {name: result[name] for name in ("import_s", "init_s", "ready_s", "generate_s")}
@@ -248,8 +277,9 @@ def native(context: Context, name: str) -> Row:
 def restore(context: Context, name: str, *, checked: bool = False) -> Row:
     """vLLM from the archive's file; ``checked``: it looks at the addresses of every piece's inputs."""
     setup = context.setup_of(name)
+    native = context.comparable(setup)
     row = start(context, setup, name, str(context.archive(setup.name)), checked=checked)
-    return judged(context, row, name, f"{setup.name}.native")
+    return judged(context, row, name, native)
 
 
 def calls(context: Context, name: str) -> Row:
@@ -407,13 +437,19 @@ def compared(times: Mapping[str, Sequence[float]]) -> Row:
 
 
 def timed(step: Step, context: Context) -> Row:
-    """Runs a step; its row, which says why if it failed."""
+    """Runs a step; its row, which says why if it failed, and whether ranks shared a GPU."""
     started = time.monotonic()
+    crowded = context.crowds(step.gpus)
     try:
+        if step.gpus > max(1, context.gpus) and not crowded:
+            raise RunFailed(
+                f"it takes {step.gpus} GPUs and this host has {context.gpus}: add --crowded, and ranks share the first"
+            )
         row = step.does(context, step.name)
     except TimeUp as error:
         row = {"verdict": "late", "detail": str(error)}
     except (RunFailed, OSError, ValueError, KeyError) as error:
         row = {"verdict": FAILED, "detail": f"{type(error).__name__}: {error}"}
     said = str(row.get("detail", ""))
+    row |= {"crowded": True} if crowded else {}
     return row | {"detail": said.strip().replace("\n", " | ")[-600:], "seconds": time.monotonic() - started}
