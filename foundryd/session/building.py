@@ -131,7 +131,7 @@ class SmallGraphs:
 class BuiltGraph:
     """A graph that the hook built, and its executable while it has one.
 
-    The graph stays for as long as this does, so that an executable that was given away costs no second building.
+    The graph stays until ``drop_graph``, so that an executable that was given away costs no second building.
     Where handlers of signals may raise, whoever makes one or has it do something is ``uninterrupted(ANY)`` meanwhile.
     ``changeable`` keeps what ``set_kernel_params`` needs.
     """
@@ -180,6 +180,11 @@ class BuiltGraph:
         """Whether it can be launched."""
         return self._executable is not None
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether it still has the graph, besides an executable."""
+        return self._graph is not None
+
     def instantiate(self) -> None:
         """Makes an executable of its own."""
         self._executable = call("cuGraphInstantiate", driver.CUgraph(self._graph), self._flags)
@@ -220,6 +225,12 @@ class BuiltGraph:
         """Launches on ``stream``; does not wait."""
         call("cuGraphLaunch", self._executable, driver.CUstream(stream))
 
+    def drop_graph(self) -> None:
+        """Destroys the graph; the executable stays, and is the last one that this has (row ``exec.launches``)."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            self._hook.destroy_graph(graph)
+
     def drop_executable(self) -> None:
         """Destroys the executable; one that is in flight ends first, as the manual says of cuGraphExecDestroy."""
         executable, self._executable = self._executable, None
@@ -231,6 +242,4 @@ class BuiltGraph:
         try:
             self.drop_executable()
         finally:
-            graph, self._graph = self._graph, None
-            if graph is not None:
-                self._hook.destroy_graph(graph)
+            self.drop_graph()

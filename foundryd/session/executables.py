@@ -297,6 +297,10 @@ class Executables:
                 return
             donor.built.drop_executable()
         graph.built.instantiate()
+        if self._limit == len(self.graphs):
+            # Nobody will take the executable, and the next graph is built in the memory of this one: what a driver
+            # allocates anew for a graph of 2,600 nodes costs thousands of page faults.
+            graph.built.drop_graph()
 
     # --- under the lock ----------------------------------------------------------------------------------------------
 

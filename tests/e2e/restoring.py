@@ -150,6 +150,7 @@ def serves(rank: Rank) -> dict[str, Any]:
         "ready": ready,
         "made": made,
         "ready_later": rank.ready(),
+        "graphs": sum(graph.built is not None and graph.built.has_graph for graph in rank.session.graphs.values()),
         "most": rank.driver.most,
         "background_ms": rank.session.background_ms,
         "phases": rank.session.phases,

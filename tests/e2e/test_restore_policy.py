@@ -64,6 +64,8 @@ def test_every_key_is_right_whatever_the_policy_and_the_order(run, several, poli
     limit = policy.get("executables", len(SIZES))
     assert len(found["ready_later"]) == limit
     assert found["most"] == limit
+    # A graph is of no use any more where nobody will take its executable.
+    assert found["graphs"] == (len(SIZES) if limit < len(SIZES) else 0)
     assert list(found["phases"])[-2:] == ["graphs", "done"]
     # One instantiation for each graph, unless executables are few; then they are changed instead.
     assert (found["updates"] > 0) == ("executables" in policy)
