@@ -140,6 +140,9 @@ class Divergence:
     @property
     def actual_bytes(self) -> int: ...
 
+class BuildMemory:
+    """What building graphs needs meanwhile, kept from one to the next and given back with this object."""
+
 class GraphArrays:
     """A graph as arrays that Python owns.
 
@@ -275,8 +278,15 @@ class Hook:
     def read_graph(self, graph: int) -> GraphArrays:
         """Reads a ``CUgraph``.  ``UnsupportedNode`` names the node that cannot be restored, its type and place."""
 
+    def build_memory(self) -> BuildMemory:
+        """Memory for ``build_graph``, for one thread at a time."""
+
     def build_graph(
-        self, graph: GraphArrays, functions: npt.NDArray[np.uint64] | Sequence[int], comm_graphs: Sequence[int] = ...
+        self,
+        graph: GraphArrays,
+        functions: npt.NDArray[np.uint64] | Sequence[int],
+        comm_graphs: Sequence[int] = ...,
+        memory: BuildMemory | None = ...,
     ) -> int:
         """Builds a ``CUgraph`` in the current context.
 

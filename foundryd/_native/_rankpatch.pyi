@@ -49,6 +49,11 @@ def expand(
     or a position does not fit.
     """
 
+def turn(block: npt.NDArray[np.uint32], columns: npt.NDArray[np.uint32], first: int) -> None:
+    """Makes the columns of ``columns`` [P][M] from ``first`` on the rows of ``block`` [N][P].  Raises ``ValueError``
+    before the first store if there are fewer than N or a length does not fit.
+    """
+
 def apply(block: npt.NDArray[np.uint8], writes: npt.NDArray[np.void]) -> None:
     """Stores ``writes`` into ``block`` in place, little-endian; raises ``ValueError`` before the first store if one
     does not fit.  The caller picks the writes of this block.

@@ -198,6 +198,10 @@ class TemplateReader:
         """Makes the block of the member in that column in ``block``, of ``nbytes``, whatever was in it."""
         core().expand(block, self.base, self.positions, *self._near.where(column))
 
+    def give_back(self) -> None:
+        """Lets go of what making members needed; the next one gets it anew."""
+        self._near.give_back()
+
     def block(self, column: int) -> Bytes:
         """The block of the member in that column, a writable copy: uint8 [bytes]."""
         block = np.empty(self.nbytes, np.uint8)
@@ -213,8 +217,8 @@ class _Near:
     """Columns of a matrix, in one piece each where their neighbours are wanted as well.
 
     Each word of a column among many lies in a cache line of its own, with words of neighbours that nobody wants yet. So
-    who wants a second of these gets them all turned once, and they are let go when each was wanted: a restore comes to
-    every member, mostly in order, and then uses none of them again.
+    who wants a second of these gets them all turned once, until each was wanted: a restore comes to every member,
+    mostly in order, and then uses none of them again. Their memory stays for the next ones until it is given back.
     """
 
     _COUNT = 16  # words of a cache line
@@ -223,7 +227,12 @@ class _Near:
         self._columns = columns
         self._first = -1  # of the neighbours that were asked for last
         self._wanted: set[int] = set()
+        self._memory: Words = np.empty((0, len(columns)), "<u4")
         self._turned: Words | None = None
+
+    def give_back(self) -> None:
+        """Lets go of memory; the next columns get it anew."""
+        self._memory, self._turned, self._first = self._memory[:0].copy(), None, -1
 
     def where(self, column: int) -> tuple[Words, int]:
         """A matrix with as many rows, and which of its columns is the one asked for."""
@@ -235,7 +244,10 @@ class _Near:
         self._wanted.add(column)
         neighbours = min(self._COUNT, count - first)
         if self._turned is None and count > self._COUNT and 1 < len(self._wanted) < neighbours:
-            self._turned = core().turned(self._columns, first, neighbours)
+            if len(self._memory) < neighbours:
+                self._memory = np.empty((neighbours, len(self._columns)), "<u4")
+            self._turned = self._memory[:neighbours]
+            core().turn(self._turned, self._columns, first)
         if self._turned is None:
             return self._columns, column
         found = self._turned[column - first].reshape(-1, 1)

@@ -49,6 +49,7 @@ class Bindings:
     ----------
     functions : uint64 [functions], driver handles; 0 for those that nothing needed yet.
     symbols : uint64 [symbols], addresses; 0 likewise.
+    has_functions, has_symbols : whether none of them is missing.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Bindings:
         self._symbols = symbols
         self.functions = np.zeros(len(functions), np.uint64)
         self.symbols = np.zeros(len(symbols), np.uint64)
+        self.has_functions = not functions
+        self.has_symbols = not symbols
 
     def module(self, place: int) -> int:
         """The hook's module for the variant's; loaded now if it is not yet."""
@@ -89,6 +92,8 @@ class Bindings:
         for number in needs.symbols[self.symbols[needs.symbols] == 0].tolist():
             symbol = self._symbols[number]
             self.symbols[number] = self._hook.global_address(self.module(symbol.module), symbol.name)[0]
+        self.has_functions = self.has_functions or bool(self.functions.all())
+        self.has_symbols = self.has_symbols or bool(self.symbols.all())
 
     def need_all(self) -> None:
         """Loads every function and finds every symbol."""
@@ -99,7 +104,7 @@ class Bindings:
 
         Raises ``ArchiveFormatError`` if one does not fit, and what ``need`` raises.
         """
-        if not self.symbols.all():
+        if not self.has_symbols:
             self.need(Needs(symbols=distinct(relocations["symbol"], len(self.symbols), "symbol")))
         try:
             _rankpatch.relocate(block, relocations, self.symbols)
@@ -133,7 +138,7 @@ class BuiltGraph:
 
     The graph stays until ``drop_graph``, so that an executable that was given away costs no second building.
     Where handlers of signals may raise, whoever makes one or has it do something is ``uninterrupted(ANY)`` meanwhile.
-    ``changeable`` keeps what ``set_kernel_params`` needs.
+    ``changeable`` keeps what ``set_kernel_params`` needs; ``memory`` is the hook's, for who builds one after another.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class BuiltGraph:
         *,
         instantiate: bool = True,
         changeable: bool = False,
+        memory: _hook.BuildMemory | None = None,
     ) -> None:
         self._hook = hook
         self._flags = instantiate_flags
@@ -167,7 +173,7 @@ class BuiltGraph:
 
             self._change = change
         else:
-            self._graph = hook.build_graph(arrays, functions, comm_graphs)
+            self._graph = hook.build_graph(arrays, functions, comm_graphs, memory)
         if instantiate:
             try:
                 self.instantiate()

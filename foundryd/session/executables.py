@@ -85,6 +85,7 @@ class Executables:
     Parameters
     ----------
     build : builds the graph of a member, without an executable.
+    done : called when every graph was built, so that what building needed can go; by whoever built the last one.
     who : begins the messages about a graph: ``rank 3``.
     extra : fields of the log's lines.
 
@@ -103,10 +104,12 @@ class Executables:
         members: Sequence[Member],
         policy: RestorePolicy,
         *,
+        done: Callable[[], None] = lambda: None,
         who: str,
         extra: dict[str, str],
     ) -> None:
         self._build = build
+        self._done = done
         self._policy = policy
         self._who = who
         self._extra = extra
@@ -122,6 +125,7 @@ class Executables:
         self._first = [self.graphs[key] for key in first]
         self.first = [graph.member for graph in self._first]
         self._rest = [self.graphs[key] for key in rest]
+        self._unbuilt = set(self.graphs.values())
         self.failures: dict[Any, RestoreError] = {}
         self.background_ms: float | None = None
         self.background_driver_ms: float | None = None
@@ -247,7 +251,8 @@ class Executables:
     def _make(self, making: _Making, wanted: Callable[[], bool]) -> bool:
         """Gives a graph an executable, if ``wanted`` says so under the lock, where it may wait; takes the lock.
 
-        What happened is noted however this ends: a signal's exception may come anywhere.
+        The thread of the background has the context and relaxed captures all the time, and runs no handlers.  What
+        happened is noted however this ends: a signal's exception may come anywhere.
         """
         graph, tries, interrupt = making.graph, 0, None
         try:
@@ -258,9 +263,12 @@ class Executables:
                 if len(self._ready) >= self._limit:
                     making.donor = self._donor(graph)
                     self._mark(making.donor, False)
-            # An exception of a handler amid this would lose a graph or an executable that nobody has taken yet.
-            with uninterrupted(ANY), made_current(self._context), relaxed_capture():
+            if threading.current_thread() is self._thread:
                 self._give_executable(graph, making.donor)
+            else:
+                # An exception of a handler amid this would lose a graph or an executable that nobody has taken yet.
+                with uninterrupted(ANY), made_current(self._context), relaxed_capture():
+                    self._give_executable(graph, making.donor)
         finally:
             # No call may stand between here and the block that catches.
             while self._making is making and tries < _SIGNALS:
@@ -283,6 +291,10 @@ class Executables:
             if making.graph.ready and making.turn is not None:
                 self._enter(making.graph, making.turn)
             self._settled = len(self._ready) == len(self.graphs) and not self._closed
+            if making.graph.built is not None:
+                self._unbuilt.discard(making.graph)
+                if not self._unbuilt:
+                    self._done()
             self._condition.notify_all()
             self._making = None
 
@@ -363,20 +375,30 @@ class Executables:
         started, spent = time.monotonic(), driver_ms()
         before = len(self._ready)
         try:
+            # For each graph anew, with what Python needs for it, this would take longer than patching the graph.
+            with made_current(self._context), relaxed_capture():
+                for graph in self._rest:
+                    try:
+                        if not self._build_next(graph):
+                            break
+                    except Exception as error:
+                        self._fail(graph, error)
+        except FoundrydError as error:
+            log.error("%s has no context to build in: %s", self._who, error, extra=self._extra)
             for graph in self._rest:
-                try:
-                    if not self._build_next(graph):
-                        break
-                except Exception as error:
-                    failure = self._failure(graph, "background", error)
-                    self.failures[graph.key] = failure
-                    log.error("%s; it is tried again when it is replayed", failure, extra=self._extra)
+                if graph.built is None:
+                    self._fail(graph, error)
         finally:
             self.background_driver_ms = driver_ms() - spent
             self.background_ms = (time.monotonic() - started) * 1000
             atexit.unregister(self._at_exit)
         built, ms = len(self._ready) - before, self.background_ms
         log.info("%s built %d more graphs in %.0f ms", self._who, built, ms, extra=self._extra)
+
+    def _fail(self, graph: RestoredGraph, error: Exception) -> None:
+        failure = self._failure(graph, "background", error)
+        self.failures[graph.key] = failure
+        log.error("%s; it is tried again when it is replayed", failure, extra=self._extra)
 
     def _build_next(self, graph: RestoredGraph) -> bool:
         """Builds one graph when no replay needs the driver more; False if there is nothing more to do."""

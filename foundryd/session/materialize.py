@@ -77,6 +77,7 @@ class Materializer:
         self._process = os.getpid()
         self._slots = np.zeros(0, np.uint32)
         self._members = MemberBlocks(reader, variant, plan)
+        self._memory: _hook.BuildMemory | None = None
         self.executables: Executables | None = None
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
@@ -143,7 +144,7 @@ class Materializer:
             for place, m in enumerate(self._variant.members)
         ]
         who = f"rank {self._plan.rank}"
-        self.executables = Executables(self._build, members, policy, who=who, extra=extra)
+        self.executables = Executables(self._build, members, policy, done=self._give_back, who=who, extra=extra)
 
     def build_graphs(self) -> dict[Any, RestoredGraph]:
         """Builds and instantiates the members that the policy wants first; every member can be replayed then."""
@@ -161,6 +162,7 @@ class Materializer:
             return
         with ExitStack() as last:
             last.callback(self._small.close)
+            last.callback(self._give_back)
             if self.executables is not None:
                 try:
                     self.executables.close()
@@ -172,6 +174,8 @@ class Materializer:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
         bindings = self._bound()
         graph = self._members.patched(member, bindings)
+        if self._memory is None:
+            self._memory = self._hook.build_memory()
         return BuiltGraph(
             self._hook,
             graph.nodes,
@@ -182,7 +186,13 @@ class Materializer:
             self._small.handles,
             self._variant.members[member.place].instantiate_flags,
             instantiate=False,
+            memory=self._memory,
         )
+
+    def _give_back(self) -> None:
+        """Lets go of what building graphs needed; to be called again."""
+        self._memory = None
+        self._members.give_back()
 
     def _load(self, place: int) -> int:
         """The hook's module for the image that this rank has of a module."""

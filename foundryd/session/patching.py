@@ -33,8 +33,14 @@ class MemberBlocks:
         self._bounds: list[int] = np.searchsorted(blocks, np.arange(len(variant.blocks) + 1)).tolist()
         self._templates: dict[int, TemplateReader] = {}
         self._memory = np.empty(0, np.uint8)
-        self._split: tuple[int, np.ndarray, GraphParts] | None = None  # the memory as one template has it
+        self._split: dict[int, tuple[np.ndarray, GraphParts]] = {}  # the memory as a template has it, by its number
         self._filled_with: int | None = None  # the member in it, by place, while nothing else was done to it
+
+    def give_back(self) -> None:
+        """Lets go of the memory that members are made in; the next one gets it anew."""
+        self._memory, self._split, self._filled_with = np.empty(0, np.uint8), {}, None
+        for template in self._templates.values():
+            template.give_back()
 
     def relocations_of(self, block: int) -> np.ndarray:
         """The relocations of one block, a view."""
@@ -53,7 +59,7 @@ class MemberBlocks:
         raises.
         """
         memory, graph = self._filled(member)
-        if not bindings.functions.all():
+        if not bindings.has_functions:
             bindings.need(Needs(self._functions(graph)))
         self._filled_with = None
         bindings.relocate(memory, self.relocations_of(member.place))
@@ -62,12 +68,12 @@ class MemberBlocks:
     def _filled(self, member: Member) -> tuple[np.ndarray, GraphParts]:
         """The memory with the member as this rank has it, and the graph whose views it is."""
         template = self._template(member.template)
-        if self._split is None or self._split[0] != member.template:
+        if member.template not in self._split:
             if self._memory.nbytes < template.nbytes:
-                self._memory = np.empty(template.nbytes, np.uint8)
+                self._memory, self._split = np.empty(template.nbytes, np.uint8), {}
             memory = self._memory[: template.nbytes]
-            self._split = member.template, memory, split_block(memory, template.first)
-        _, memory, graph = self._split
+            self._split[member.template] = memory, split_block(memory, template.first)
+        memory, graph = self._split[member.template]
         if self._filled_with != member.place:
             self._filled_with = None
             template.fill(template.column_of(member.place), memory)

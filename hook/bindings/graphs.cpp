@@ -81,26 +81,41 @@ std::vector<void *> handles(const std::vector<uint64_t> &values) {
   return out;
 }
 
+// What the hook keeps from one building to the next.
+class BuildMemory {
+ public:
+  explicit BuildMemory(const Hook &hook) : hook_(hook) { hook.call(hook->make_build_memory, &memory_); }
+  ~BuildMemory() { hook_->free_build_memory(memory_); }
+  BuildMemory(const BuildMemory &) = delete;
+  BuildMemory &operator=(const BuildMemory &) = delete;
+  void *get() const { return memory_; }
+
+ private:
+  const Hook hook_;
+  void *memory_ = nullptr;
+};
+
 void *build(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
-            const std::vector<uint64_t> &comm_graphs, fdy_buffer *nodes) {
+            const std::vector<uint64_t> &comm_graphs, const BuildMemory *memory, fdy_buffer *nodes) {
   const GraphView view(arrays, 0);
   const fdy_graph graph = view.graph();
   const std::vector<void *> comm = handles(comm_graphs);
   void *built = nullptr;
   hook.call(hook->build_graph, &graph, functions.data(), static_cast<uint64_t>(functions.size()),
-            static_cast<void *const *>(comm.data()), static_cast<uint64_t>(comm.size()), &built, nodes);
+            static_cast<void *const *>(comm.data()), static_cast<uint64_t>(comm.size()),
+            memory == nullptr ? nullptr : memory->get(), &built, nodes);
   return built;
 }
 
 uint64_t build_graph(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
-                     const std::vector<uint64_t> &comm_graphs) {
-  return reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, nullptr));
+                     const std::vector<uint64_t> &comm_graphs, const BuildMemory *memory) {
+  return reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, memory, nullptr));
 }
 
 py::tuple build_graph_and_nodes(const Hook &hook, const GraphArrays &arrays, const Array<uint64_t> &functions,
                                 const std::vector<uint64_t> &comm_graphs) {
   Buffer nodes(hook);
-  const auto built = reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, nodes.out()));
+  const auto built = reinterpret_cast<uintptr_t>(build(hook, arrays, functions, comm_graphs, nullptr, nodes.out()));
   static_assert(sizeof(void *) == sizeof(uint64_t));
   return py::make_tuple(built, copy_array<uint64_t>(nodes));
 }
@@ -133,9 +148,13 @@ void define_graphs(py::module_ &m, HookClass &hook) {
       .def_readonly("params", &GraphArrays::params)
       .def_readonly("children", &GraphArrays::children);
 
+  py::class_<BuildMemory>(m, "BuildMemory",
+                          "What building graphs needs meanwhile, kept from one to the next; for one at a time.");
+
   hook.def("read_graph", &read_graph, py::arg("graph"))
+      .def("build_memory", [](const Hook &h) { return std::make_unique<BuildMemory>(h); })
       .def("build_graph", &build_graph, py::arg("graph"), py::arg("functions"),
-           py::arg("comm_graphs") = std::vector<uint64_t>())
+           py::arg("comm_graphs") = std::vector<uint64_t>(), py::arg("memory") = py::none())
       .def("build_graph_and_nodes", &build_graph_and_nodes, py::arg("graph"), py::arg("functions"),
            py::arg("comm_graphs") = std::vector<uint64_t>())
       .def("set_kernel_params", &set_kernel_params, py::arg("executable"), py::arg("graph"), py::arg("functions"),

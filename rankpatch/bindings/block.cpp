@@ -11,9 +11,10 @@
 namespace rankpatch::bindings {
 namespace {
 
-std::span<uint8_t> writable(Array<uint8_t> &block) {
-  if (!block.writeable()) throw std::invalid_argument("the block is read-only");
-  return {block.mutable_data(), static_cast<size_t>(block.size())};
+template <class T>
+std::span<T> writable(Array<T> &array) {
+  if (!array.writeable()) throw std::invalid_argument("the block is read-only");
+  return {array.mutable_data(), static_cast<size_t>(array.size())};
 }
 
 std::vector<std::span<const uint8_t>> views(const std::vector<Array<uint8_t>> &arrays) {
@@ -33,14 +34,13 @@ void expand_block(Array<uint8_t> &block, const std::vector<Array<uint8_t>> &base
   expand(out, pieces, view(positions), view(columns), count, column);
 }
 
-Array<uint32_t> turned(const Array<uint32_t> &columns, size_t first, size_t count) {
-  if (columns.ndim() != 2) throw std::invalid_argument("columns is not a matrix");
+void turn_columns(Array<uint32_t> &block, const Array<uint32_t> &columns, size_t first) {
+  if (block.ndim() != 2 || columns.ndim() != 2) throw std::invalid_argument("block or columns is not a matrix");
+  const std::span<uint32_t> out = writable(block);
   const auto all = static_cast<size_t>(columns.shape(1));
-  Array<uint32_t> out({static_cast<py::ssize_t>(std::min(count, all)), columns.shape(0)});
-  const std::span<uint32_t> words(out.mutable_data(), static_cast<size_t>(out.size()));
-  const ReleaseIfLarge release(words.size_bytes());
-  turn(words, view(columns), all, first, count);
-  return out;
+  const auto count = static_cast<size_t>(block.shape(0));
+  const ReleaseIfLarge release(out.size_bytes());
+  turn(out, view(columns), all, first, count);
 }
 
 void apply_writes(Array<uint8_t> &block, const Array<fp_write> &writes) {
@@ -74,8 +74,8 @@ void bind_block(py::module_ &module) {
       "expand", &expand_block, "block"_a.noconvert(), "base"_a.noconvert(), "positions"_a.noconvert(),
       "columns"_a.noconvert(), "column"_a,
       "Makes a member in a block: the pieces of the template's, with one column added to the words at `positions`.");
-  module.def("turned", &turned, "columns"_a.noconvert(), "first"_a, "count"_a,
-             "Some neighbouring columns of a matrix as rows, a copy: uint32 [count][rows].");
+  module.def("turn", &turn_columns, "block"_a.noconvert(), "columns"_a.noconvert(), "first"_a,
+             "Makes neighbouring columns of a matrix the rows of a block, in place.");
   module.def("relocate", &relocate_words, "block"_a.noconvert(), "relocations"_a.noconvert(), "symbols"_a.noconvert(),
              "Stores addresses of symbols into a block, in place; nothing is stored if one of them does not fit.");
   module.def("apply", &apply_writes, "block"_a.noconvert(), "writes"_a.noconvert(),

@@ -56,3 +56,33 @@ def test_refused_calls_do_not_count(program: Any) -> None:
     """
     )
     assert program(source) == [{}, 1, 1]
+
+
+def test_page_faults_inside_of_calls_are_counted_for_the_thread_when_asked(program: Any) -> None:
+    source = """
+    import mmap, threading
+    start(); graph = ok(cu.cuGraphCreate(0)); faults = library().softcuda_faults; faults.restype = ctypes.c_uint64
+    def nodes():
+        for _ in range(20000):
+            ok(cu.cuGraphAddEmptyNode(graph, None, 0))
+    def touched():
+        memory = mmap.mmap(-1, 1000 * 4096)
+        for page in range(1000):
+            memory[page * 4096] = 1
+    def counted(work):
+        before = faults(); work(); found.append(faults() - before)
+    found = []
+    counted(nodes)
+    library().softcuda_count_faults(1)
+    counted(touched)
+    thread = threading.Thread(target=counted, args=(nodes,)); counted(lambda: (thread.start(), thread.join(20)))
+    counted(nodes)
+    library().softcuda_count_faults(0)
+    counted(nodes)
+    answer(found)
+    """
+    off, outside, in_thread, of_thread, inside, off_again = program(source)
+    assert (off, outside, of_thread, off_again) == (0, 0, 0, 0)
+    # A node takes more than 100 bytes.
+    assert in_thread > 400
+    assert inside > 400

@@ -12,7 +12,7 @@ from foundryd import _native
 
 TABLE = Path(__file__).resolve().parents[2] / "stubs/cuda/src/exports.inc"
 # Found by dlsym alone: what cuda.h's own look-up does not list.
-UNLISTED = {"softcuda_counters", "softcuda_set_owner"}
+UNLISTED = {"softcuda_counters", "softcuda_set_owner", "softcuda_count_faults", "softcuda_faults"}
 
 
 def exported() -> set[str]:

@@ -273,6 +273,24 @@ def fails_in_the_background(rank: Rank) -> dict[str, Any]:
     }
 
 
+def has_no_context_in_the_background(rank: Rank) -> dict[str, Any]:
+    rank.restore(start=False)
+    made = rank.session._materializer.executables
+    context, made._context = made._context, driver.CUcontext(0x1234560)
+    rank.session.start_background()
+    waited = None
+    try:
+        rank.session.wait(20)
+    except FoundrydError as error:
+        waited = error
+    failures = [key[1] for key in made.failures]
+    made._context = context
+    ready = rank.ready()
+    rank.serve(*rank.config.batch_sizes)
+    rank.session.wait(1)
+    return {"waited": [type(waited).__name__, str(waited)], "failures": failures, "ready": ready}
+
+
 def prepares(rank: Rank) -> dict[str, Any]:
     """The loop of an engine: the background begins with finish()."""
     finish, before = rank.graphs.finish, {}
@@ -422,6 +440,7 @@ SCENARIOS = {
     for scenario in (
         serves, prepares, at_random, from_threads, fails_in_the_background, fails_first, closes_early,
         ends_without_closing, asks_while_it_builds, captures_while_it_builds, loads,
+        has_no_context_in_the_background,
     )
 }  # fmt: skip
 

@@ -183,6 +183,18 @@ def test_a_graph_that_the_background_cannot_build_is_named_and_the_others_are_se
     assert rank.result["builders"] == []
 
 
+def test_a_background_without_a_context_names_every_graph_and_replays_build_them(e2e, run, several):
+    (rank,) = run(several, "has_no_context_in_the_background", FOUNDRYD_LOG="info", FOUNDRYD_LOG_FORMAT="text")
+    kind, message = rank.result["waited"]
+    assert kind == "DriverCallFailed"
+    assert "in phase 'background': cuCtxPushCurrent failed" in message
+    assert e2e.sentence(message)
+    assert len(rank.result["ready"]) == 1
+    assert sorted(rank.result["failures"]) == sorted(set(SIZES) - set(rank.result["ready"]))
+    assert "rank 0 has no context to build in: cuCtxPushCurrent failed" in rank.err
+    assert rank.err.count("could not build graph") == len(SIZES) - 1
+
+
 def test_a_first_graph_that_cannot_be_built_makes_the_engine_capture_natively(run, several):
     (rank,) = run(several, "fails_first")
     kind, message = rank.result["fallback"]

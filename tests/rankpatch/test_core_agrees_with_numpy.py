@@ -248,15 +248,15 @@ def test_turned_columns_are_those_of_the_matrix(rows: int, columns: int, data: s
     matrix = np.arange(rows * columns, dtype=np.uint32).reshape(rows, columns)
     first = data.draw(st.integers(0, columns))
     count = data.draw(st.integers(0, columns - first))
-    found = _rankpatch.turned(matrix, first, count)
-    assert found.shape == (count, rows)
+    found = np.full((count, rows), 7, np.uint32)
+    _rankpatch.turn(found, matrix, first)
     assert np.array_equal(found, matrix[:, first : first + count].T)
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 4), (3, 1), (4, 0), (1, 1 << 62), (1 << 62, 1)])
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (3, 1), (4, 0), (1, 3), (1 << 62, 1)])
 def test_columns_that_a_matrix_does_not_have_are_refused(first: int, count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} columns from {first} on are not in a matrix of 3"):
-        _rankpatch.turned(np.zeros((5, 3), np.uint32), first, count)
+        _rankpatch.turn(np.zeros((count, 5), np.uint32), np.zeros((5, 3), np.uint32), first)
 
 
 @pytest.mark.parametrize("length", [0, 7, 9])

@@ -187,7 +187,7 @@ def test_arrays_of_any_kind_are_taken_or_refused(first: int) -> None:
             lambda a, b: _rankpatch.differing(a, [b], 4),
             lambda a, b: _rankpatch.expand(a, [b], np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32), 0),
             lambda a, b: _rankpatch.expand(np.zeros(8, np.uint8), [np.zeros(8, np.uint8)], a, b, 0),
-            lambda a, b: _rankpatch.turned(a, 0, 1),
+            lambda a, b: _rankpatch.turn(a, b, 0),
             lambda a, b: _rankpatch.relocate(a, b, np.zeros(1, np.uint64)),
             lambda a, b: _rankpatch.relocate(np.zeros(8, np.uint8), a, b),
         ):

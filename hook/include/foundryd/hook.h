@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define FDY_HOOK_ABI 5
+#define FDY_HOOK_ABI 6
 
 typedef enum fdy_status {
   FDY_OK = 0,
@@ -151,10 +151,14 @@ typedef struct fdy_hook {
   // Reads a captured CUgraph.  The result is one block, freed with `free_graph`.
   int (*read_graph)(void *graph, fdy_graph **out);
   void (*free_graph)(fdy_graph *graph);
+  // Memory that building needs meanwhile, kept from one graph to the next.  For one build_graph at a time.
+  int (*make_build_memory)(void **out);
+  void (*free_build_memory)(void *memory);
   // Builds a CUgraph.  `functions[i]` is the handle for node.function == i; `comm_graphs[g]` is the small graph
-  // (from comm_reissue) for node.comm_group == g.  `nodes`, if not NULL, becomes the CUgraphNode of each node.
+  // (from comm_reissue) for node.comm_group == g.  `memory` is from make_build_memory, or NULL.  `nodes`, if not NULL,
+  // becomes the CUgraphNode of each node.
   int (*build_graph)(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
-                     void *const *comm_graphs, uint64_t comm_graph_count, void **out, fdy_buffer *nodes);
+                     void *const *comm_graphs, uint64_t comm_graph_count, void *memory, void **out, fdy_buffer *nodes);
   // Gives the kernel nodes at the places `which` of an executable (CUgraphExec) of a built graph the parameters that
   // they have in `graph`; `nodes` are from build_graph.  On failure those before the one that failed are changed.
   int (*set_kernel_params)(void *executable, const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,

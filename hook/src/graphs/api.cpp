@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the fdy_hook table that is about graphs.
+#include <memory>
 #include <vector>
 
 #include "graphs/build.h"
@@ -28,14 +29,27 @@ void api_free_graph(fdy_graph *graph) {
   delete static_cast<OwnedGraph *>(graph);
 }
 
+int api_make_build_memory(void **out) {
+  return guard_api([&] {
+    require(out, "the result");
+    *out = std::make_unique<BuildMemory>().release();
+  });
+}
+
+void api_free_build_memory(void *memory) {
+  delete static_cast<BuildMemory *>(memory);
+}
+
 int api_build_graph(const fdy_graph *graph, const uint64_t *functions, uint64_t function_count,
-                    void *const *comm_graphs, uint64_t comm_graph_count, void **out, fdy_buffer *nodes) {
+                    void *const *comm_graphs, uint64_t comm_graph_count, void *memory, void **out, fdy_buffer *nodes) {
   return guard_api([&] {
     require(graph && out, "the graph or the result");
     require((functions || function_count == 0) && (comm_graphs || comm_graph_count == 0), "an array of handles");
     std::vector<CUgraphNode> made;
+    std::unique_ptr<BuildMemory> own;
+    if (memory == nullptr) memory = (own = std::make_unique<BuildMemory>()).get();
     CUgraph built = build_graph(*graph, {functions, function_count}, {comm_graphs, comm_graph_count},
-                                nodes == nullptr ? nullptr : &made);
+                                *static_cast<BuildMemory *>(memory), nodes == nullptr ? nullptr : &made);
     try {
       if (nodes != nullptr) fill_buffer(nodes, made);
     } catch (...) {
@@ -66,6 +80,8 @@ int api_destroy_graph(void *graph) {
 void fill(fdy_hook &table) {
   table.read_graph = api_read_graph;
   table.free_graph = api_free_graph;
+  table.make_build_memory = api_make_build_memory;
+  table.free_build_memory = api_free_build_memory;
   table.build_graph = api_build_graph;
   table.set_kernel_params = api_set_kernel_params;
   table.destroy_graph = api_destroy_graph;

@@ -22,19 +22,17 @@ namespace {
 
 class Builder {
  public:
-  Builder(std::span<const uint64_t> functions, std::span<void *const> comm_graphs)
-      : kernels_(functions), comm_graphs_(comm_graphs) {
+  Builder(std::span<const uint64_t> functions, std::span<void *const> comm_graphs, BuildMemory &memory)
+      : kernels_(functions), comm_graphs_(comm_graphs), memory_(memory) {
     FDY_CU(cuCtxGetCurrent, &context_);
     if (context_ == nullptr)
       throw Error(FDY_ERROR_STATE, "no context is current on this thread: make the engine's current before building");
   }
 
   // `nodes`, if not NULL, becomes the node for each of `source`.
-  GraphOwner build(const fdy_graph &source, std::vector<CUgraphNode> *nodes = nullptr) {
+  GraphOwner build(const fdy_graph &source, size_t depth = 0, std::vector<CUgraphNode> *nodes = nullptr) {
     GraphOwner graph = create_graph();
-    std::vector<CUgraphNode> bodies;
-    std::vector<Edge> edges;
-    std::vector<CUgraphNode> made;
+    auto &[bodies, made, edges] = memory_.level(depth);
     std::map<uint32_t, std::vector<CUgraphNode>> last_of;  // by communicator: tails of its latest collective
     bodies.reserve(source.node_count);
     made.reserve(source.node_count);
@@ -44,7 +42,7 @@ class Builder {
       if (node.type == FDY_NODE_COMM) {
         bodies.push_back(add_collective(graph.get(), node, last_of, edges, made));
       } else {
-        bodies.push_back(add_node(graph.get(), source, node));
+        bodies.push_back(add_node(graph.get(), source, node, depth));
         made.push_back(bodies.back());
       }
     }
@@ -54,17 +52,17 @@ class Builder {
       edges.push_back({bodies[e.from], bodies[e.to], e.from_port, e.to_port, e.type});
     }
     // An edge of the graph may say again what the order of a communicator says; its own data counts, and that is last.
-    if (spliced) edges = without_doubles(std::move(edges));
-    add_edges(graph.get(), edges);
+    if (spliced) drop_doubles(edges, memory_.edges);
+    add_edges(graph.get(), edges, memory_.edges);
     Creations::get().note(graph.get(), made);
-    if (nodes != nullptr) *nodes = std::move(bodies);
+    if (nodes != nullptr) *nodes = bodies;
     return graph;
   }
 
   std::vector<CUgraph> small_graphs() const { return {small_.begin(), small_.end()}; }
 
  private:
-  CUgraphNode add_node(CUgraph graph, const fdy_graph &source, const fdy_node &node) {
+  CUgraphNode add_node(CUgraph graph, const fdy_graph &source, const fdy_node &node, size_t depth) {
     const uint8_t *params = source.params + node.param_offset;
     CUgraphNode out = nullptr;
     switch (node.type) {
@@ -83,7 +81,7 @@ class Builder {
         return out;
       }
       case FDY_NODE_CHILD: {
-        const GraphOwner child = build(source.children[node.child]);
+        const GraphOwner child = build(source.children[node.child], depth + 1);
         FDY_CU(cuGraphAddChildGraphNode, &out, graph, nullptr, 0, child.get());  // clones it
         return out;
       }
@@ -117,6 +115,7 @@ class Builder {
 
   KernelNodes kernels_;
   std::span<void *const> comm_graphs_;
+  BuildMemory &memory_;
   CUcontext context_ = nullptr;
   std::set<CUgraph> small_;
 };
@@ -124,10 +123,11 @@ class Builder {
 }  // namespace
 
 CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
-                    std::vector<CUgraphNode> *nodes) {
+                    BuildMemory &memory, std::vector<CUgraphNode> *nodes) {
   validate(graph, functions, comm_graphs);
-  Builder builder(functions, comm_graphs);
-  GraphOwner built = builder.build(graph, nodes);
+  const BuildMemory::Use use(memory);
+  Builder builder(functions, comm_graphs, memory);
+  GraphOwner built = builder.build(graph, 0, nodes);
   MadeGraphs::get().add_built(built.get(), builder.small_graphs());
   return built.release();
 }

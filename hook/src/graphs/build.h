@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "foundryd/hook.h"
+#include "graphs/build_memory.h"
 #include "support/cuda.h"
 
 namespace foundryd::graphs {
@@ -15,7 +16,7 @@ namespace foundryd::graphs {
 // result belongs to MadeGraphs; on failure nothing is left.  `nodes`, if not NULL, becomes the driver's node for each
 // of `graph`; for a placeholder the one that others depend on.
 CUgraph build_graph(const fdy_graph &graph, std::span<const uint64_t> functions, std::span<void *const> comm_graphs,
-                    std::vector<CUgraphNode> *nodes = nullptr);
+                    BuildMemory &memory, std::vector<CUgraphNode> *nodes = nullptr);
 
 // Gives the kernels `which` of an executable of a built graph the parameters that they have in `graph`, whose nodes are
 // those that it was built from.  Throws Error; what came before the failure is changed then.

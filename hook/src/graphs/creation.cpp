@@ -46,14 +46,13 @@ Creations &Creations::get() {
 void Creations::note(CUgraph graph, std::span<const CUgraphNode> nodes) {
   const std::lock_guard lock(mutex_);
   auto &order = graphs_[graph].order;
-  order.reserve(order.size() + nodes.size());
-  for (CUgraphNode node : nodes) order.emplace_back(node, next_++);
+  order.insert(order.end(), nodes.begin(), nodes.end());
 }
 
 void Creations::note_placeholder(CUgraph graph, CUgraphNode node, uint32_t group) {
   const std::lock_guard lock(mutex_);
   CreationRecord &record = graphs_[graph];
-  record.order.emplace_back(node, next_++);
+  record.order.push_back(node);
   record.groups.insert_or_assign(node, group);
 }
 
@@ -104,7 +103,7 @@ void Creations::inherit(CUgraph clone, const CreationRecord &original) {
         "the graph is a clone of one whose child graphs have collectives, which cannot be followed that far: capture "
         "the collectives in the graph itself");
   if (original.groups.empty()) return;
-  for (const auto &[node, unused] : original.order) {
+  for (CUgraphNode node : original.order) {
     CUgraphNode here = nullptr;
     const auto group = original.groups.find(node);
     if (FDY_CU_RESULT(cuGraphNodeFindInClone, &here, node, clone) == CUDA_SUCCESS) {

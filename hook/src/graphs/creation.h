@@ -30,10 +30,10 @@ struct Frontier {
 Frontier frontier(CUstream stream);
 
 struct CreationRecord {
-  std::vector<std::pair<CUgraphNode, uint64_t>> order;  // a handle that was used again counts where it is last
-  std::unordered_map<CUgraphNode, uint32_t> groups;     // placeholders, by fdy_comm_op.group
-  bool inside = false;                                  // some child graph of it has placeholders
-  std::string refusal;                                  // why the graph cannot be read; empty if it can
+  std::vector<CUgraphNode> order;                    // a handle that was used again counts where it is last
+  std::unordered_map<CUgraphNode, uint32_t> groups;  // placeholders, by fdy_comm_op.group
+  bool inside = false;                               // some child graph of it has placeholders
+  std::string refusal;                               // why the graph cannot be read; empty if it can
 };
 
 class Creations {
@@ -63,7 +63,6 @@ class Creations {
   void inherit(CUgraph clone, const CreationRecord &original);
 
   mutable std::mutex mutex_;
-  uint64_t next_ = 0;
   Records graphs_;
 };
 

@@ -34,9 +34,12 @@ size_t edge_count(CUgraph graph) {
 }
 
 // One call for the edges that are of the kind of `like`.
-void add_run(CUgraph graph, std::span<const Edge> edges, const Edge &like) {
-  std::vector<CUgraphNode> from, to;
-  std::vector<CUgraphEdgeData> data;
+void add_run(CUgraph graph, std::span<const Edge> edges, const Edge &like, EdgeMemory &memory) {
+  auto &from = memory.from;
+  auto &to = memory.to;
+  auto &data = memory.data;
+  from.clear();
+  to.clear();
   from.reserve(edges.size());
   to.reserve(edges.size());
   for (const Edge &e : edges) {
@@ -57,24 +60,51 @@ void add_run(CUgraph graph, std::span<const Edge> edges, const Edge &like) {
   }
 }
 
+// The edges of a graph, in no particular order.
+void read_edges(CUgraph graph, EdgeMemory &out) {
+  size_t count = edge_count(graph);
+  out.from.resize(count);
+  out.to.resize(count);
+  out.data.resize(count);
+  if (count == 0) return;
+  if (FDY_CU_HAS(cuGraphGetEdges_v2)) {
+    FDY_CU(cuGraphGetEdges_v2, graph, out.from.data(), out.to.data(), out.data.data(), &count);
+  } else {
+    out.data.assign(count, {});
+    FDY_CU(cuGraphGetEdges, graph, out.from.data(), out.to.data(), &count);
+  }
+  count = std::min(count, out.from.size());
+  out.from.resize(count);
+  out.to.resize(count);
+  out.data.resize(count);
+}
+
+Edge edge_at(const EdgeMemory &read, size_t i) {
+  const CUgraphEdgeData &data = read.data[i];
+  return {read.from[i], read.to[i], data.from_port, data.to_port, data.type};
+}
+
 // Whether both have the same edges in any order; there are no two of `wanted` between the same nodes.  By a table with
 // open places: sorting both took most of what building a graph of thousands of edges takes outside the driver.
-bool same_edges(std::span<const Edge> wanted, std::span<const Edge> made) {
-  if (wanted.size() != made.size()) return false;
-  constexpr size_t kFree = SIZE_MAX;
+bool same_edges(std::span<const Edge> wanted, EdgeMemory &made) {
+  if (wanted.size() != made.from.size()) return false;
+  constexpr uint32_t kFree = UINT32_MAX;
   const size_t mask = std::bit_ceil(2 * wanted.size() + 1) - 1;
-  std::vector<size_t> table(mask + 1, kFree);  // places among `wanted`
-  const auto find = [&](const Edge &e) -> size_t & {
+  auto &table = made.places;  // of `wanted`
+  auto &found = made.found;
+  table.assign(mask + 1, kFree);
+  const auto find = [&](const Edge &e) -> uint32_t & {
     const auto key = reinterpret_cast<uintptr_t>(e.from) * 31 + reinterpret_cast<uintptr_t>(e.to);
     size_t at = static_cast<size_t>((key * 0x9E3779B97F4A7C15) >> 32) & mask;
     while (table[at] != kFree && (wanted[table[at]].from != e.from || wanted[table[at]].to != e.to))
       at = (at + 1) & mask;
     return table[at];
   };
-  for (size_t i = 0; i < wanted.size(); ++i) find(wanted[i]) = i;
-  std::vector<bool> found(wanted.size(), false);
-  for (const Edge &e : made) {
-    const size_t place = find(e);
+  for (size_t i = 0; i < wanted.size(); ++i) find(wanted[i]) = static_cast<uint32_t>(i);
+  found.assign(wanted.size(), false);
+  for (size_t i = 0; i < made.from.size(); ++i) {
+    const Edge e = edge_at(made, i);
+    const uint32_t place = find(e);
     if (place == kFree || found[place] || wanted[place] != e) return false;
     found[place] = true;
   }
@@ -93,54 +123,46 @@ std::vector<CUgraphNode> nodes_of(CUgraph graph) {
 }
 
 std::vector<Edge> edges_of(CUgraph graph) {
-  size_t count = edge_count(graph);
-  std::vector<CUgraphNode> from(count), to(count);
-  std::vector<CUgraphEdgeData> data(count);
-  if (count != 0) {
-    if (FDY_CU_HAS(cuGraphGetEdges_v2)) {
-      FDY_CU(cuGraphGetEdges_v2, graph, from.data(), to.data(), data.data(), &count);
-    } else {
-      FDY_CU(cuGraphGetEdges, graph, from.data(), to.data(), &count);
-    }
-  }
+  EdgeMemory read;
+  read_edges(graph, read);
   std::vector<Edge> edges;
-  edges.reserve(from.size());
-  for (size_t i = 0; i < std::min(count, from.size()); ++i)
-    edges.push_back({from[i], to[i], data[i].from_port, data[i].to_port, data[i].type});
+  edges.reserve(read.from.size());
+  for (size_t i = 0; i < read.from.size(); ++i) edges.push_back(edge_at(read, i));
   return edges;
 }
 
-std::vector<Edge> without_doubles(std::vector<Edge> edges) {
+void drop_doubles(std::vector<Edge> &edges, EdgeMemory &memory) {
   const auto nodes = [](const Edge &e) { return std::pair(e.from, e.to); };
   // Sorted by address only to bring doubles together: where nodes lie must not decide the order of the result.
-  std::vector<size_t> places(edges.size());
-  std::iota(places.begin(), places.end(), size_t{0});
+  auto &places = memory.places;
+  places.resize(edges.size());
+  std::iota(places.begin(), places.end(), 0u);
   std::sort(places.begin(), places.end(),
-            [&](size_t a, size_t b) { return std::pair(nodes(edges[a]), a) < std::pair(nodes(edges[b]), b); });
-  std::vector<bool> counts(edges.size(), true);
+            [&](uint32_t a, uint32_t b) { return std::pair(nodes(edges[a]), a) < std::pair(nodes(edges[b]), b); });
+  auto &counts = memory.found;
+  counts.assign(edges.size(), true);
   for (size_t i = 1; i < places.size(); ++i)
     if (nodes(edges[places[i - 1]]) == nodes(edges[places[i]])) counts[places[i - 1]] = false;
   size_t kept = 0;
   for (size_t i = 0; i < edges.size(); ++i)
     if (counts[i]) edges[kept++] = edges[i];
   edges.resize(kept);
-  return edges;
 }
 
-void add_edges(CUgraph graph, std::span<const Edge> edges) {
+void add_edges(CUgraph graph, std::span<const Edge> edges, EdgeMemory &memory) {
   std::map<decltype(kind(edges[0])), const Edge *> kinds;  // one or two
   for (const Edge &e : edges)
     if (kinds.empty() || kind(*kinds.begin()->second) != kind(e)) kinds.try_emplace(kind(e), &e);
-  for (const auto &[unused, first] : kinds) add_run(graph, edges, *first);
+  for (const auto &[unused, first] : kinds) add_run(graph, edges, *first, memory);
   size_t count = 0;
   bool same = false;
   if (std::all_of(edges.begin(), edges.end(), is_plain)) {
     count = edge_count(graph);
     same = count == edges.size();
   } else {
-    const std::vector<Edge> made = edges_of(graph);
-    count = made.size();
-    same = same_edges(edges, made);
+    read_edges(graph, memory);
+    count = memory.from.size();
+    same = same_edges(edges, memory);
   }
   if (!same)
     throw Error(FDY_ERROR_DRIVER,

@@ -21,18 +21,26 @@ struct Edge {
   bool operator==(const Edge &) const = default;
 };
 
+// What adding and reading edges needs meanwhile, for who does so again and again.
+struct EdgeMemory {
+  std::vector<CUgraphNode> from, to;
+  std::vector<CUgraphEdgeData> data;
+  std::vector<uint32_t> places;  // of edges, of which there are fewer than 2^32 - 1
+  std::vector<bool> found;
+};
+
 std::vector<CUgraphNode> nodes_of(CUgraph graph);
 
 // In no particular order.
 std::vector<Edge> edges_of(CUgraph graph);
 
-// One edge for each pair of nodes, in the order in which they are given; of edges between the same two the last counts.
-std::vector<Edge> without_doubles(std::vector<Edge> edges);
+// Leaves one edge for each pair of nodes, in the order in which they are given; of those between the same two the last.
+void drop_doubles(std::vector<Edge> &edges, EdgeMemory &memory);
 
 // Adds the edges of a graph that has none yet, no two between the same nodes.  Throws Error if the driver made
 // something else of them: edges are read back where they have data, since drivers 580 to 610 apply the data of the
 // first edge of a call to all of them, and counted where they have none.
-void add_edges(CUgraph graph, std::span<const Edge> edges);
+void add_edges(CUgraph graph, std::span<const Edge> edges, EdgeMemory &memory);
 
 // What a node depends on.
 std::vector<CUgraphNode> dependencies_of(CUgraphNode node);

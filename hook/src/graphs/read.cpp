@@ -231,7 +231,7 @@ std::unique_ptr<OwnedGraph> read_graph(CUgraph graph, int depth) {
 
   const std::vector<CUgraphNode> nodes = nodes_of(graph);
   std::unordered_map<CUgraphNode, uint64_t> creation;
-  for (const auto &[node, number] : created.order) creation.insert_or_assign(node, number);
+  for (size_t i = 0; i < created.order.size(); ++i) creation.insert_or_assign(created.order[i], i);
   std::unordered_map<CUgraphNode, uint32_t> index;
   std::vector<NodeContent> contents(nodes.size());
   std::vector<OrderNode> order_nodes(nodes.size());

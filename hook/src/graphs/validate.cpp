@@ -104,8 +104,8 @@ void check_node(size_t i, const fdy_node &node, const fdy_graph &graph, std::spa
 }
 
 void check_edges(const fdy_graph &graph) {
-  std::vector<std::pair<uint32_t, uint32_t>> pairs;
-  pairs.reserve(graph.edge_count);
+  const auto pair = [&](uint64_t i) { return std::pair(graph.edges[i].from, graph.edges[i].to); };
+  bool ascending = true;  // as archives have them
   for (uint64_t i = 0; i < graph.edge_count; ++i) {
     const fdy_edge &e = graph.edges[i];
     if (e.from >= e.to || e.to >= graph.node_count)
@@ -118,9 +118,13 @@ void check_edges(const fdy_graph &graph) {
     if (e.type > CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
       throw Error(FDY_ERROR_INVALID, "edge %llu has type %u, which does not exist: the graph is damaged",
                   static_cast<ull>(i), static_cast<unsigned>(e.type));
-    pairs.emplace_back(e.from, e.to);
+    ascending = ascending && (i == 0 || pair(i - 1) < pair(i));
   }
-  if (!std::is_sorted(pairs.begin(), pairs.end())) std::sort(pairs.begin(), pairs.end());  // archives have them sorted
+  if (ascending) return;
+  std::vector<std::pair<uint32_t, uint32_t>> pairs;
+  pairs.reserve(graph.edge_count);
+  for (uint64_t i = 0; i < graph.edge_count; ++i) pairs.push_back(pair(i));
+  std::sort(pairs.begin(), pairs.end());
   if (const auto twice = std::adjacent_find(pairs.begin(), pairs.end()); twice != pairs.end())
     throw Error(FDY_ERROR_INVALID, "there are two edges from node %u to node %u: the graph is damaged", twice->first,
                 twice->second);
@@ -131,8 +135,9 @@ void check_arrays(const fdy_graph &graph) {
       (graph.attribute_count != 0 && graph.attributes == nullptr) ||
       (graph.param_bytes != 0 && graph.params == nullptr) || (graph.child_count != 0 && graph.children == nullptr))
     throw Error(FDY_ERROR_INVALID, "an array of the graph is NULL and its count is not 0: pass the array");
-  if (graph.node_count > FDY_NONE)
-    throw Error(FDY_ERROR_INVALID, "the graph has %llu nodes: it is damaged", static_cast<ull>(graph.node_count));
+  if (graph.node_count >= FDY_NONE || graph.edge_count >= FDY_NONE)
+    throw Error(FDY_ERROR_INVALID, "the graph has %llu nodes and %llu edges: it is damaged",
+                static_cast<ull>(graph.node_count), static_cast<ull>(graph.edge_count));
 }
 
 }  // namespace

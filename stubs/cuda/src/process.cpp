@@ -2,6 +2,7 @@
 #include "process.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +45,20 @@ Settings read_settings() {
   out.poison_whole = environment("SOFTCUDA_POISON_WHOLE") == "1";
   out.eager_loading = environment("CUDA_MODULE_LOADING") == "EAGER";
   return out;
+}
+
+struct Faults {
+  uint64_t inside;
+  uint64_t since;
+  unsigned depth;
+};
+
+constinit thread_local Faults faults{};
+
+uint64_t faults_of_thread() noexcept {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return static_cast<uint64_t>(usage.ru_minflt);
 }
 
 void forked() {
@@ -89,6 +104,14 @@ Device &device_at(CUdevice ordinal) {
   return devices[static_cast<size_t>(ordinal)];
 }
 
+void CountedFaults::enter() noexcept {
+  if (faults.depth++ == 0) faults.since = faults_of_thread();
+}
+
+void CountedFaults::leave() noexcept {
+  if (--faults.depth == 0) faults.inside += faults_of_thread() - faults.since;
+}
+
 }  // namespace softcuda
 
 using softcuda::process;
@@ -113,4 +136,12 @@ extern "C" __attribute__((visibility("default"))) int softcuda_counters(uint32_t
   const softcuda::Counters &from = process().counters[owner];
   *out = {from.launches, from.captures, from.graph_launches, from.instantiations, from.module_loads, from.allocations};
   return 0;
+}
+
+extern "C" __attribute__((visibility("default"))) void softcuda_count_faults(uint32_t on) {
+  softcuda::CountedFaults::on.store(on != 0, std::memory_order_relaxed);
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t softcuda_faults() {
+  return softcuda::faults.inside;
 }

@@ -110,9 +110,32 @@ CUresult initialised();
 
 Device &device_at(CUdevice ordinal);
 
+// Counts the page faults of a call while it lives, if they were to be counted when it began; one inside another counts
+// once.
+class CountedFaults {
+ public:
+  static inline constinit std::atomic<bool> on{false};
+
+  CountedFaults() noexcept : counted_(on.load(std::memory_order_relaxed)) {
+    if (counted_) enter();
+  }
+  ~CountedFaults() {
+    if (counted_) leave();
+  }
+  CountedFaults(const CountedFaults &) = delete;
+  CountedFaults &operator=(const CountedFaults &) = delete;
+
+ private:
+  static void enter() noexcept;
+  static void leave() noexcept;
+
+  const bool counted_;
+};
+
 // The frame around every call: refuses before cuInit and in forked children, and turns failures into results.
 template <class Body>
 CUresult call(Body body) noexcept {
+  const CountedFaults counted;
   if (const CUresult state = initialised(); state != CUDA_SUCCESS) return state;
   try {
     body();

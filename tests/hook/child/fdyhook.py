@@ -134,7 +134,7 @@ def _table() -> Any:
     entry = c.CDLL(None).fdy_hook_api
     entry.restype = c.POINTER(_Table)
     entry.argtypes = (c.c_uint32,)
-    return entry(5).contents
+    return entry(6).contents
 
 
 _hook = _table()

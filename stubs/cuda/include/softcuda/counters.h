@@ -29,6 +29,13 @@ void softcuda_set_owner(uint32_t owner);
 // 0, or 1 if `owner` is unknown or `out` is null.
 int softcuda_counters(uint32_t owner, softcuda_counter_values *out);
 
+// Whether page faults in calls are counted from now on, which takes two system calls for each; at first they are not.
+void softcuda_count_faults(uint32_t on);
+
+// Page faults of the calling thread, those without input or output, inside of calls while they were counted: what the
+// thread has beside these is not the driver's.
+uint64_t softcuda_faults(void);
+
 #ifdef __cplusplus
 }
 #endif
