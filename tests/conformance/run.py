@@ -136,9 +136,14 @@ def expected_value(row: dict[str, Any], software: bool) -> Any:
     return row["soft"] if software and "soft" in row else row["value"]
 
 
-def differences(seen: dict[str, Any], software: bool) -> list[str]:
-    """Rows that differ from the table, or are on one side only."""
-    table = json.loads(EXPECTED.read_text())
+def asked(table: dict[str, Any], only: str | None) -> dict[str, Any]:
+    """The rows of the table that a run of that group asks; all without one."""
+    return table if only is None else {name: row for name, row in table.items() if name.startswith(f"{only}.")}
+
+
+def differences(seen: dict[str, Any], software: bool, only: str | None = None) -> list[str]:
+    """Rows that differ from the table, or are on one side only, of those that were asked."""
+    table = asked(json.loads(EXPECTED.read_text()), only)
     out = []
     for name in sorted(table.keys() | seen.keys()):
         if name not in table:
@@ -152,17 +157,21 @@ def differences(seen: dict[str, Any], software: bool) -> list[str]:
 
 
 def accept(path: str, label: str) -> None:
-    """Marks the rows that a GPU answered as the table says, takes the mark from those that it did not, lists these."""
+    """Marks the rows that a GPU answered as the table says, takes the mark from those that it did not, lists these.
+
+    Rows that were not asked stay as they are.
+    """
     report = json.loads(Path(path).read_text())
     if report["driver"]["software"]:
         raise SystemExit("this report is from the software driver: it says nothing of a GPU")
     table = json.loads(EXPECTED.read_text())
-    for name, row in table.items():
+    for name, row in asked(table, report.get("only")).items():
         agrees = name in report["rows"] and report["rows"][name] == row["value"]
         if agrees or row["gpu"] == label:
             row["gpu"] = label if agrees else "unseen"
     EXPECTED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    print("\n".join(differences(report["rows"], software=False)) or "every row as expected")
+    found = differences(report["rows"], software=False, only=report.get("only"))
+    print("\n".join(found) or "every row as expected")
 
 
 def write_table(seen: dict[str, Any]) -> None:
@@ -239,6 +248,8 @@ def main() -> int:
         seen = observe_all(arguments.image or compiled.name, arguments.only)
     if arguments.json is not None:
         report = {"driver": driver, "seconds": round(time.monotonic() - began, 1), "rows": seen}
+        if arguments.only is not None:
+            report["only"] = arguments.only
         Path(arguments.json).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
     failed = [name for name, value in seen.items() if isinstance(value, dict) and "failed" in value]
     print(f"{driver['device']}: {len(seen)} rows, {len(failed)} failed, {time.monotonic() - began:.1f} s")
@@ -248,7 +259,7 @@ def main() -> int:
         write_table({name: value for name, value in seen.items() if name not in failed})
         refresh_page()
     if arguments.check:
-        found = differences(seen, driver["software"])
+        found = differences(seen, driver["software"], arguments.only)
         print("\n".join(found) or "every row as expected")
         return 1 if found else 0
     return 0

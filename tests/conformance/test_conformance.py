@@ -67,6 +67,17 @@ def last(x: Bench): return os.getpid()
 """
 
 
+TWO_GROUPS = """
+from bench import Bench, row
+
+@row("one.row")
+def one(x: Bench): return 1
+
+@row("two.row")
+def two(x: Bench): return 2
+"""
+
+
 def test_a_row_that_ends_its_process_costs_itself(tmp_path: Path) -> None:
     for name in ("run.py", "bench.py"):
         shutil.copy(HERE / name, tmp_path)
@@ -81,6 +92,38 @@ def test_a_row_that_ends_its_process_costs_itself(tmp_path: Path) -> None:
     assert rows["odd.in_its_tidying"] == {"failed": "the process ended here (exit 3)"}
     assert isinstance(rows["odd.last"], int)
     assert rows["odd.last"] != rows["odd.first"]
+
+
+def test_a_run_of_one_group_says_nothing_of_the_others(tmp_path: Path) -> None:
+    """Neither what it compares nor what is accepted of it."""
+    for name in ("run.py", "bench.py", "kernels.cpp"):
+        shutil.copy(HERE / name, tmp_path)
+    (tmp_path / "rows_two.py").write_text(TWO_GROUPS)
+    rows = {"one.row": {"value": 1, "gpu": "H200"}, "two.row": {"value": 3, "gpu": "H200"}}
+    rows["two.gone"] = {"value": 4, "gpu": "H200"}
+    (tmp_path / "expected.json").write_text(json.dumps(rows))
+    command = [sys.executable, "-P", str(tmp_path / "run.py")]
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(_native.soft_folder()))
+
+    def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+    report = tmp_path / "out.json"
+    assert ran("--only", "one", "--check", "--json", str(report)).returncode == 0
+    other = ran("--only", "two", "--check")
+    assert other.returncode == 1
+    assert other.stdout.splitlines()[1:] == [
+        "two.gone: in expected.json, but there is no such row",
+        "two.row (H200): expected 3, saw 2",
+    ]
+    found = json.loads(report.read_text())
+    found["driver"]["software"] = False
+    for only, value, marks in (("one", 1, ["H200"] * 3), ("one", 7, ["unseen", "H200", "H200"])):
+        report.write_text(json.dumps(found | {"only": only, "rows": {"one.row": value}}))
+        # The page of this copy is not there.
+        ran("--accept", str(report), "--seen", "H200")
+        table = json.loads((tmp_path / "expected.json").read_text())
+        assert [table[name]["gpu"] for name in ("one.row", "two.gone", "two.row")] == marks
 
 
 def test_page_shows_the_table() -> None:
