@@ -11,11 +11,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matrix
 import reference
+import templates
 from launch import Deadline, Program, Report, RunFailed, TimeUp, capture, daemon, native, restore
 
 from foundryd.archive.reader import ArchiveReader
@@ -33,7 +35,10 @@ Rows = list[dict[str, Any]]
 
 
 class Bench:
-    """One world's benchmark."""
+    """One world's benchmark.
+
+    ``switched`` are pairs of batch sizes that take each other's executables; without any they are chosen by templates.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Bench:
         *,
         jobs: int = 1,
         controls: int = 1,
-        switched: str = "1,2,7,8",
+        switched: Sequence[templates.Pair] = (),
         label: str = "bench",
     ) -> None:
         self.name = f"{label}-{variant.replace('=', '').replace(',', '-')}"
@@ -138,7 +143,15 @@ class Bench:
         self.reports |= dict.fromkeys(steps, reports)
 
     def _switch(self) -> None:
-        arguments = ("engine", *self._arguments, "--no-compare", "--switch", self._switched)
+        known = templates.of_archive(self._archive)
+        chosen = templates.sort_out(known, self._switched) if self._switched else templates.choose(known)
+        self.reports["templates"] = {"graphs": len(known)} | asdict(chosen)
+        self.reports["switch"] = []
+        options = {"--switch": chosen.same, "--switch-across": chosen.across}
+        more = [word for name, pairs in options.items() if pairs for word in (name, templates.text(pairs))]
+        if not more:
+            return  # of a single graph
+        arguments = ("engine", *self._arguments, "--no-compare", *more)
         with self._partial(["switch"]) as path, daemon([self._archive]) as runtime:
             program = Program("bench.py", (*arguments, "--json", path))
             self.reports["switch"] = restore(
@@ -213,7 +226,7 @@ def rows(name: str, reports: Report, troubles: dict[str, str], skipped: dict[str
     }
     left_out = [{"case": f"{name} {step}", "verdict": "skipped", "detail": why} for step, why in skipped.items()]
     measured = [*_floor_rows(name, floors), *_phase_rows(name, restored), *_replay_rows(name, pairs)]
-    return [summary, *left_out, *measured, *reference.rows(name, reports)]
+    return [summary, *left_out, *measured, *_template_rows(name, reports), *reference.rows(name, reports)]
 
 
 def _floor_rows(name: str, floors: Sequence[Report]) -> Rows:
@@ -242,6 +255,15 @@ def _phase_rows(name: str, restored: Sequence[Report]) -> Rows:
         cpu = max((r["cpu"] for r in restored), key=lambda c: c["own_ms"])
         found += [{"case": f"{name} {part}", **cpu[part]} for part in ("driver", "own")]
     return found
+
+
+def _template_rows(name: str, reports: Report) -> Rows:
+    """How many templates there are, and which batch sizes were chosen to take each other's executables."""
+    if (found := reports.get("templates")) is None:
+        return []
+    pairs = {"of one": found["same"], "of different ones": found["across"]}
+    texts = {kind: ", ".join(f"{a} and {b}" for a, b in chosen) or "none" for kind, chosen in pairs.items()}
+    return [{"case": f"{name} templates", "graphs": found["graphs"], "templates": found["templates"], **texts}]
 
 
 def _replay_rows(name: str, pairs: Sequence[Report]) -> Rows:

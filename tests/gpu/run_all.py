@@ -41,6 +41,7 @@ import matrix
 import plot
 import sweep
 import targets
+import templates
 from launch import PROGRAMS, STOP, Deadline, RunFailed, TimeUp, clean_environment, devices, run
 
 Rows = list[dict[str, Any]]
@@ -252,7 +253,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--share-gpus", action="store_true", help="cases of several GPUs side by side, too")
     parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
     parser.add_argument("--controls", type=int, default=1, help="controls of a capture that share its proofs")
-    parser.add_argument("--switched", default="1,2,7,8", help="batch sizes, two by two, that change executables")
+    parser.add_argument(
+        "--switched",
+        type=templates.listed,
+        default=(),
+        help="batch sizes, two by two, that take each other's executables; chosen by templates by default",
+    )
     parser.add_argument("--bench-step", action="append", choices=benchmark.STEPS, help="all by default")
     parser.add_argument("--bench-variant", action="append", help="tp=1 and, on two GPUs, tp=2 by default")
     parser.add_argument("--batch-sizes", help="of the benchmark, as in 1-64")

@@ -37,7 +37,7 @@ def rows(name: str, world: int, reports: Reports) -> Rows:
         _at_most(name, "first replay of the hottest graph, ms", _HOTTEST_MS[several], _since(restored, "hottest_ms")),
         _at_most(name, "every graph can be replayed, ms", _SERVED_MS[several], _since(restored, "all_served_ms")),
         *_executables(name, several, restored, reports.get("floor", []), reports.get("native", [])),
-        *_switches(name, reports.get("switch", [])),
+        *_switches(name, reports.get("switch", []), reports.get("templates", {})),
         *_replays(name, reports.get("pairs", [])),
         _own_time(name, restored),
         *_sizes(name, reports.get("capture")),
@@ -127,32 +127,57 @@ def _reference(name: str, restored: Sequence[Any], theirs: Any) -> Rows:
     ]
 
 
-def _switches(name: str, reports: Sequence[Any]) -> Rows:
+def _switches(name: str, reports: Sequence[Any], templates: Any) -> Rows:
     """What a replay of another graph adds to a launch, beside what the driver's own update of native graphs takes.
 
     The launch after an update takes longer than the next one, and ours is one, so there is a row with that, too.
+    Executables are updated within a template only; what a replay adds across templates has a row without a target.
     """
     bases: dict[str, Callable[[Any], float | None]] = {
         "by the driver's update": lambda s: s["update"],
         "by the driver's update and the launch after it": _updated_and_launched,
     }
-    pairs = reports[0].get("switched", {}) if reports else {}
+    whole = bool(reports) and all(report.get("switched") for report in reports)
+    pairs = {
+        pair: [report["switched"][pair] for report in reports]
+        for pair in (reports[0]["switched"] if whole else ())
+        if all(pair in report["switched"] for report in reports)
+    }
+    # A report from before pairs were chosen by templates does not say.
+    same = {pair: ranks for pair, ranks in pairs.items() if all(rank.get("one_template") is True for rank in ranks)}
+    across = {pair: ranks for pair, ranks in pairs.items() if all(rank.get("one_template") is False for rank in ranks)}
     found = [
-        _switch(name, f"another graph's executable, batches {pair}, {by}", [r["switched"][pair] for r in reports], base)
-        for pair in pairs
+        _switch(name, f"another graph's executable, batches {pair}, {by}", ranks, base)
+        for pair, ranks in same.items()
         for by, base in bases.items()
     ]
-    found += [_slowed(name, f", batches {pair}", [r["switched"][pair] for r in reports]) for pair in pairs]
-    if found:
-        return found
-    figures = [f"another graph's executable, {by}" for by in bases]
-    return [*(_row(name, figure, f"<= {_OF_UPDATE:g}", None, None) for figure in figures), _slowed(name, "", [])]
+    found += [_slowed(name, f", batches {pair}", ranks) for pair, ranks in same.items()]
+    found += [_across(name, f", batches {pair}", ranks) for pair, ranks in across.items()]
+    count = templates.get("templates")
+    if not same:
+        why = "no two graphs have one template" if count is not None and count == templates["graphs"] else "-"
+        figures = [f"another graph's executable, {by}" for by in bases]
+        unknown = [*(_row(name, figure, f"<= {_OF_UPDATE:g}", None, None) for figure in figures), _slowed(name, "", [])]
+        found = [*(row | {"measured": why} for row in unknown), *found]
+    if not across:
+        why = "all graphs have one template" if count == 1 else "-"
+        found.append(_across(name, "", []) | {"measured": why})
+    return found
+
+
+def _across(name: str, batches: str, ranks: Sequence[Any]) -> dict[str, Any]:
+    """What it takes to destroy an executable and to make the other graph's, of the slowest rank."""
+    figure = f"another template's executable{batches}, ms"
+    slowest = max((rank["switching"] - rank["again"] for rank in ranks), default=None)
+    return _row(name, figure, "a row of its own", None if slowest is None else f"{slowest / 1e3:,.2f}", None)
 
 
 def _slowed(name: str, batches: str, ranks: Sequence[Any]) -> dict[str, Any]:
     """What replays of an updated executable take, which is to decide whether executables are updated at all."""
-    found = [rank["slowed"] for rank in ranks if rank.get("slowed")]
+    found = [rank["slowed"] for rank in ranks if rank.get("slowed") and rank.get("equal") is not None]
     figure, target = f"replay of an updated executable{batches}, by a fresh one", f"<= {_OF_FRESH:g}"
+    if any(rank.get("equal") is False for rank in ranks):
+        return _row(name, figure, target, "wrong", False)
     if not found or len(found) < len(ranks):
         return _row(name, figure, target, None, None)
     least, middle, most = max(found, key=lambda percentiles: percentiles[1])
@@ -170,6 +195,9 @@ def _switch(name: str, figure: str, ranks: Sequence[Any], base: Callable[[Any], 
     refused = [rank["refused"] for rank in ranks if rank["update"] is None]
     if refused:
         return _row(name, figure, f"<= {_OF_UPDATE:g}", None, None) | {"measured": refused[0][:80]}
+    if any(rank.get("equal") is False for rank in ranks):
+        wrong = "the updated executable is wrong"
+        return _row(name, figure, f"<= {_OF_UPDATE:g}", None, None) | {"measured": wrong}
     bases = [base(rank) for rank in ranks]
     if not all(bases):
         return _row(name, figure, f"<= {_OF_UPDATE:g}", None, None)

@@ -149,8 +149,8 @@ def world(gpu_benchmark, monkeypatch):
     return World(gpu_benchmark, monkeypatch)
 
 
-def bench(gpu_benchmark, out, *arguments, seconds=60.0):
-    return gpu_benchmark.Bench(out, "tp=2", arguments, gpu_benchmark.Deadline(seconds))
+def bench(gpu_benchmark, out, *arguments, seconds=60.0, **options):
+    return gpu_benchmark.Bench(out, "tp=2", arguments, gpu_benchmark.Deadline(seconds), **options)
 
 
 def test_all_steps_run_each_program_once(gpu_benchmark, world, tmp_path):
@@ -209,7 +209,7 @@ def test_a_step_that_is_run_alone_leaves_what_another_measured(gpu_benchmark, wo
     bench(gpu_benchmark, tmp_path).run(["floor", "pairs"])
     bench(gpu_benchmark, tmp_path).run(["native", "restore", "switch", "plan"])
     kept = json.loads((tmp_path / "bench-tp2.json").read_text())
-    assert set(kept) == {"arguments", *gpu_benchmark.STEPS} - {"reference"}
+    assert set(kept) == {"arguments", "templates", *gpu_benchmark.STEPS} - {"reference"}
 
 
 def test_a_run_that_is_cut_short_leaves_what_each_rank_wrote(gpu_benchmark, world, tmp_path):
@@ -225,90 +225,34 @@ def test_without_time_nothing_is_started(gpu_benchmark, world, tmp_path):
     assert summary["verdict"] == "late"
 
 
-def test_a_rank_writes_its_report_after_every_step(monkeypatch, tmp_path, capsys):
-    pytest.importorskip("torch", reason="PyTorch is not installed; it is no dependency of foundryd nor of its tests")
-    monkeypatch.syspath_prepend(str(FOLDER / "programs"))
-    program = importlib.import_module("bench")
-
-    class Rank:
-        rank, capturing, batch_sizes = 1, False, (1, 2, 4)
-
-        def figures(self):
-            return {"rank": 1, "graphs": 0}
-
-    class Arguments:
-        json = str(tmp_path / "bench-{rank}.json")
-
-    results = program.Results(Rank(), Arguments())
-    results.step("the first", native={"4": {}}, graphs=1)
-    assert json.loads((tmp_path / "bench-1.json").read_text()) == {
-        "asked": 3,
-        "rank": 1,
-        "graphs": 1,
-        "native": {"4": {}},
-    }
-    results.step("the second", ready_ms=5.0, graphs=3)
-    assert json.loads((tmp_path / "bench-1.json").read_text())["native"] == {"4": {}}
-    assert capsys.readouterr().err.splitlines() == ["progress: rank 1: the first", "progress: rank 1: the second"]
-    Rank.capturing = True
-    program.Results(Rank(), Arguments()).step("captured")
-    assert json.loads((tmp_path / "bench-1.json").read_text())["ready_ms"] == 5.0
+def test_pairs_that_take_each_other_s_executables_are_chosen_from_the_archive(gpu_benchmark, world, tmp_path):
+    rows = bench(gpu_benchmark, tmp_path).run(["switch"])
+    (arguments,) = [given for name, given in world.ran if name == "switch"]
+    assert arguments[arguments.index("--switch") + 1] == "1:2,4:8"
+    assert "--switch-across" not in arguments, "all graphs of this archive have one template"
+    assert world.environment == {"FOUNDRYD_EXECUTABLES": "1"}
+    (row,) = [row for row in rows if row["case"] == "bench-tp2 templates"]
+    assert (row["graphs"], row["templates"]) == (4, 1)
+    assert (row["of one"], row["of different ones"]) == ("1 and 2, 4 and 8", "none")
+    # As well of a report that was read from its file.
+    assert bench(gpu_benchmark, tmp_path).run([])[1:] == [row]
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_a_launch_is_measured_after_an_update_and_without_one(monkeypatch, refused):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is no dependency of foundryd")
-    monkeypatch.syspath_prepend(str(FOLDER / "programs"))
-    program = importlib.import_module("bench")
-    clock, calls, replays, made = [0.0], [], [], []
-    takes = {"cuGraphExecUpdate": 3e-3, "first": 2e-3, "cuGraphLaunch": 1e-3}
+def test_pairs_that_are_given_are_sorted_by_templates(gpu_benchmark, world, monkeypatch, tmp_path):
+    known = {1: (0,), 2: (1,), 4: (1,), 8: (0,)}
+    monkeypatch.setattr(gpu_benchmark.templates, "of_archive", lambda path: known)
+    bench(gpu_benchmark, tmp_path, switched=((2, 1), (8, 1), (4, 2))).run(["switch"])
+    (arguments,) = [given for name, given in world.ran if name == "switch"]
+    assert arguments[arguments.index("--switch") + 1] == "8:1,4:2"
+    assert arguments[arguments.index("--switch-across") + 1] == "2:1"
+    summary = bench(gpu_benchmark, tmp_path, switched=((1, 3),)).run(["switch"])[0]
+    assert summary["verdict"] == "failed"
+    assert "[3] have no graph" in summary["detail"]
 
-    def call(name, *arguments):
-        after_update = calls[-1:] == ["cuGraphExecUpdate"]
-        calls.append(name)
-        if refused and name == "cuGraphExecUpdate":
-            raise program.DriverCallFailed("cuGraphExecUpdate failed: see the driver's manual")
-        clock[0] += takes.get("first" if name == "cuGraphLaunch" and after_update else name, 0.0)
-        if name == "cuGraphInstantiate":
-            made.append(len(made))
-            return made[-1]
-        return None
 
-    class Rank:
-        def replay(self, batch):
-            clock[0] += 1e-3 if replays[-1:] == [batch] else 5e-3
-            replays.append(batch)
-
-        def step(self, batch):
-            return batch
-
-    class Captured:
-        graph = type("Graph", (), {"raw_cuda_graph": lambda self: 1})()
-
-    class Arguments:
-        warm_up_rounds, rounds, inner = 2, 5, 3
-
-    def sample(launch, inner):
-        launch()
-        assert inner == 3
-        # The executable that is made last is the one that had no other graph.
-        return (1.0 if launch.args[1] == made[-1] else 1.25), 0.0
-
-    monkeypatch.setattr(program, "call", call)
-    monkeypatch.setattr(program, "_sample", sample)
-    monkeypatch.setattr(program, "capture_natively", lambda _step, _pool: Captured())
-    monkeypatch.setattr(program.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0})())
-    found = program.switch(Rank(), (1, 2), Arguments())
-    assert (round(found.again), round(found.switching)) == (1000, 5000)
-    natively = (found.update, found.launch, found.again_native)
-    if refused:
-        assert (natively, found.slowed) == ((None, None, None), None)
-        assert found.refused.startswith("cuGraphExecUpdate failed")
-    else:
-        assert tuple(map(round, natively)) == (3000, 2000, 1000)
-        assert found.slowed == [1.25] * 3
-        assert found.refused == ""
-    assert calls[-1] == "cuGraphExecDestroy"
+def test_a_single_graph_takes_no_other_s_executable(gpu_benchmark, world, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_benchmark.templates, "of_archive", lambda path: {7: (0,)})
+    one = bench(gpu_benchmark, tmp_path)
+    assert one.run(["switch"])[0]["verdict"] == "ok"
+    assert world.steps() == ["capture"]
+    assert (one.reports["switch"], one.reports["templates"]["graphs"]) == ([], 1)

@@ -25,14 +25,16 @@ def reports(**changes):
     pair = {"ratio": [0.9, 1.0, 1.1], "spread": [0.95, 1.0, 1.05]}
     floor, kept = ({str(n): {"build_ms": build, "instantiate_ms": 4.0} for n in (1, 2)} for build in (6.0, 8.0))
     switched = {"again": 20.0, "switching": 1020.0, "update": 900.0, "launch": 25.0, "again_native": 15.0}
-    switched |= {"slowed": [0.99, 1.0, 1.02], "refused": ""}
+    switched |= {"one_template": True, "equal": True, "slowed": [0.99, 1.0, 1.02], "refused": ""}
+    across = {"again": 20.0, "switching": 10_020.0, "one_template": False, "update": None, "slowed": None}
     whole = {
         "native": [{"asked": 2, "ready_ms": 400.0}],
         "floor": [{"asked": 2, "floor": floor, "floor_kept": kept}],
         "capture": {"image_bytes": 8e6, "stored_bytes": {"modules": 1e6, "members": 10e6, "rules": 2e6}},
         "restore": [restored],
         "pairs": [{"compared_with_native": {"1": pair}}],
-        "switch": [{"switched": {"1 and 2": switched}}],
+        "switch": [{"switched": {"1 and 2": switched, "2 and 3": across}}],
+        "templates": {"graphs": 3, "templates": 2, "same": [[1, 2]], "across": [[2, 3]]},
         "plan": {"computed_ms": 0.1, "kept_ms": 0.001},
         "reference": {"load": {"hottest_ms": 110.0, "all_served_ms": 210.0}},
     }
@@ -45,10 +47,13 @@ def verdicts(targets, world=1, **changes):
 
 def test_every_figure_has_a_row_whether_measured_or_not(targets):
     known = targets.rows("tp1", 1, reports())
-    assert [row["target met"] for row in known] == ["-", *["met"] * (len(known) - 1)]
+    own = [row["figure"] for row in known if row["target"] == "a row of its own"]
+    assert own == ["attach and identity, ms", "another template's executable, batches 2 and 3, ms"]
+    assert {row["target met"] for row in known if row["figure"] not in own} == {"met"}
+    assert {row["target met"] for row in known if row["figure"] in own} == {"-"}
     unknown = targets.rows("tp1", 1, {})
     assert {row["target met"] for row in unknown} == {"not measured"}
-    assert len(unknown) == len(known) == 18
+    assert len(unknown) == len(known) == 19
     assert {tuple(row) for row in (*known, *unknown)} == {tuple(known[0])}  # one heading for all
 
 
@@ -139,14 +144,80 @@ def test_a_switch_from_before_the_launch_without_an_update_was_measured_leaves_t
     assert (found[BY_UPDATE], found[WITH_LAUNCH]) == ("met", "not measured")
 
 
+SLOWED = "replay of an updated executable, batches 1 and 2, by a fresh one"
+ACROSS = "another template's executable, batches 2 and 3, ms"
+
+
+def two_ranks(targets, **changes):
+    """The rows where another rank, before or after the first, measured something else of the pair of one template."""
+    measured = reports()["switch"][0]["switched"]["1 and 2"]
+    ranks = [{"switched": {"1 and 2": rank}} for rank in (measured, measured | changes)]
+    found = [targets.rows("tp2", 2, reports(switch=order)) for order in (ranks, ranks[::-1])]
+    assert found[0] == found[1]
+    return {row["figure"]: row for row in found[0]}
+
+
 @pytest.mark.parametrize(
     ("slowed", "verdict"), [([1.0, 1.009, 1.3], "met"), ([1.0, 1.02, 1.03], "MISSED"), (None, "not measured")]
 )
 def test_the_rank_whose_updated_executables_replay_slowest_counts(targets, slowed, verdict):
+    assert two_ranks(targets, slowed=slowed)[SLOWED]["target met"] == verdict
+
+
+def test_an_update_that_makes_a_wrong_graph_is_a_miss_however_fast_it_is(targets):
+    rows = two_ranks(targets, equal=False)
+    assert (rows[SLOWED]["measured"], rows[SLOWED]["target met"]) == ("wrong", "MISSED")
+    for figure in (BY_UPDATE, WITH_LAUNCH):
+        assert (rows[figure]["measured"], rows[figure]["target met"]) == (
+            "the updated executable is wrong",
+            "not measured",
+        )
+
+
+def test_outputs_that_were_not_compared_leave_the_replay_of_an_updated_executable_open(targets):
+    assert two_ranks(targets, equal=None)[SLOWED]["target met"] == "not measured"
+
+
+def test_another_template_s_executable_is_told_of_the_slowest_rank(targets):
+    across = reports()["switch"][0]["switched"]["2 and 3"]
+    ranks = [{"switched": {"2 and 3": across | {"switching": us}}} for us in (11_020.0, 13_520.0, 10_020.0)]
+    rows = {row["figure"]: row for row in targets.rows("tp4", 4, reports(switch=ranks))}
+    assert (rows[ACROSS]["measured"], rows[ACROSS]["target met"]) == ("13.50", "-")
+    assert sum(row["target met"] == "not measured" for row in rows.values()) == 3  # those of one template
+
+
+@pytest.mark.parametrize(
+    ("same", "across", "count", "why"),
+    [
+        ("", "2 and 3", 3, "no two graphs have one template"),
+        ("1 and 2", "", 1, "all graphs have one template"),
+        ("", "", None, "-"),
+    ],
+)
+def test_where_there_is_no_such_pair_a_row_says_why(targets, same, across, count, why):
+    (measured,) = reports()["switch"]
+    switch = [{"switched": {pair: measured["switched"][pair] for pair in (same, across) if pair}}]
+    known = {} if count is None else {"graphs": 3, "templates": count, "same": [], "across": []}
+    found = targets.rows("tp1", 1, reports(switch=switch, templates=known))
+    missing = [row for row in found if row["target met"] == "not measured"]
+    assert len(found) == 19
+    assert len(missing) == 3 * (not same) + (not across)
+    assert {row["measured"] for row in missing} == {why}
+
+
+def test_pairs_from_before_they_were_chosen_by_templates_leave_their_rows_open(targets):
     measured = reports()["switch"][0]["switched"]["1 and 2"]
-    ranks = [{"switched": {"1 and 2": rank}} for rank in (measured, measured | {"slowed": slowed})]
-    found = verdicts(targets, switch=ranks)
-    assert found["replay of an updated executable, batches 1 and 2, by a fresh one"] == verdict
+    old = {name: value for name, value in measured.items() if name not in ("one_template", "equal")}
+    whole = reports(switch=[{"switched": {"1 and 2": old}}])
+    del whole["templates"]
+    found = targets.rows("tp1", 1, whole)
+    assert len(found) == 19
+    assert sum(row["target met"] == "not measured" for row in found) == 4
+
+
+def test_a_rank_that_was_cut_off_before_any_pair_leaves_their_rows_open(targets):
+    switch = [*reports()["switch"], {"asked": 2}]
+    assert sum(verdict == "not measured" for verdict in verdicts(targets, switch=switch).values()) == 4
 
 
 @pytest.mark.parametrize(

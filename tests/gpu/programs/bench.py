@@ -14,7 +14,9 @@ its ``ready_ms``.  ``from_restore`` has times that begin with the call of ``sess
 graph, the first one asked for, was replayed, until every graph can be, and until all have executables of their own.
 
 With ``--switch`` replays of two batch sizes in turn are timed where graphs share an executable
-(``FOUNDRYD_EXECUTABLES=1``), beside the driver's own update of native graphs of the same batch sizes.
+(``FOUNDRYD_EXECUTABLES=1``), beside the driver's own update of native graphs of the same batch sizes, which have to be
+of one template: a driver may report an update to a kernel of other attributes as done and keep those of before.  Of
+batch sizes of different templates, given with ``--switch-across``, only replays are timed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +40,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from cuda.bindings import driver
-from engine import Engine, add_arguments, batch_sizes, cpu
+from decode import raw
+from engine import Engine, add_arguments, batch_sizes, cpu, pairs
 
 from foundryd.errors import DriverCallFailed
 from foundryd.session.driver import call, time_calls
 
 Replay = Callable[[], None]
+
+# An instantiation may replay faster or slower than another of the same graph for as long as it lives.
+NATIVES = 3
+_STATE = 1  # of the requests, where outputs are compared
 
 
 class Results(dict[str, Any]):
@@ -168,11 +176,13 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     spent = cpu(rank.graphs.session)
     time_calls(None)  # what follows times launches
     results.step("captured" if rank.capturing else "restored", from_restore=since.marks, cpu=spent, **times)
-    if not rank.capturing and args.switch:
+    if not rank.capturing and (args.switch or args.switch_across):
         switched: dict[str, Any] = {}
-        for pair in zip(args.switch[::2], args.switch[1::2], strict=True):
-            switched[f"{pair[0]} and {pair[1]}"] = asdict(switch(rank, pair, args))
-            results.step(f"executables changed, batches {pair[0]} and {pair[1]}", switched=switched)
+        for one_template, chosen in ((True, args.switch), (False, args.switch_across)):
+            for first, second in chosen:
+                batches = f"{first} and {second}"
+                switched[batches] = asdict(switch(rank, (first, second), args, one_template))
+                results.step(f"executables changed, batches {batches}", switched=switched)
     elif not rank.capturing:
         compared: dict[str, Any] = {}
         memory = results["memory"]  # before native graphs come to it
@@ -223,90 +233,127 @@ class Since:
 class Switch:
     """Medians in microseconds on the host.
 
-    ``again`` is a replay of the graph that has the executable, ``switching`` one of the other graph; ``update`` is
-    ``cuGraphExecUpdate`` from one native graph to the other, ``launch`` the launch after it, and ``again_native`` one
-    more, which changes nothing.  Why there is none of the latter three, ``refused`` says.
+    ``again`` is a replay of the graph that has the executable, ``switching`` one of the other graph.  The rest is of
+    native graphs, and only where both are of one template: ``update`` is ``cuGraphExecUpdate`` from one to the other,
+    ``launch`` the launch after it, and ``again_native`` one more, which changes nothing.  Why there is none of it,
+    ``refused`` says.
 
-    ``slowed`` is what replays take on the device after all these updates, by those of a fresh executable of the same
-    graph, in turns: 10th, 50th and 90th percentile.
+    ``equal`` tells whether the executable put out, byte by byte, what a fresh one of the same graph does from the same
+    state, updated to either graph.  ``slowed`` is what its replays take on the device after all these updates, by those
+    of a fresh one, in turns: 10th, 50th and 90th percentile.
     """
 
     again: float
     switching: float
-    update: float | None
-    launch: float | None
-    again_native: float | None
-    slowed: list[float] | None
+    one_template: bool
+    update: float | None = None
+    launch: float | None = None
+    again_native: float | None = None
+    equal: bool | None = None
+    slowed: list[float] | None = None
     refused: str = ""
 
 
-def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> Switch:
+def switch(rank: Engine, pair: tuple[int, int], args: argparse.Namespace, one_template: bool) -> Switch:
     """Times replays of two graphs in turn, and what the driver alone takes to change an executable."""
-
-    def host_us(action: Callable[[], Any]) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        action()
-        return (time.perf_counter() - began) * 1e6
-
     replays = [partial(rank.replay, batch) for batch in pair]
-    natively = ("update", "launch", "again_native")
-    times: dict[str, list[float]] = {name: [] for name in ("again", "switching", *natively)}
-    rounds = args.warm_up_rounds + args.rounds
-    for _ in range(rounds):
+    times: dict[str, list[float]] = {name: [] for name in ("again", "switching")}
+    for _ in range(args.warm_up_rounds + args.rounds):
         for replay in replays:
-            times["switching"].append(host_us(replay))
-            times["again"].append(host_us(replay))
-    refused, slowed = "", None
+            times["switching"].append(_host_us(replay))
+            times["again"].append(_host_us(replay))
+    medians = _medians(times, args)
+    found = Switch(medians["again"], medians["switching"], one_template)
+    return replace(found, **_updated(rank, pair, args)) if one_template else found
+
+
+def _updated(rank: Engine, pair: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
+    """What the driver's own update of native graphs takes, and what becomes of the executable."""
+    times: dict[str, list[float]] = {name: [] for name in ("update", "launch", "again_native")}
     pool = torch.cuda.graph_pool_handle()
     natives = [capture_natively(partial(rank.step, batch), pool) for batch in pair]
     graphs = [driver.CUgraph(int(native.graph.raw_cuda_graph())) for native in natives]
-    executable = call("cuGraphInstantiate", graphs[0], 0)
     stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    with _instantiated(graphs[0]) as executable:
+        update, launch = partial(call, "cuGraphExecUpdate", executable), partial(call, "cuGraphLaunch")
+        equal = True
+        try:
+            for _ in range(args.warm_up_rounds + args.rounds):
+                for graph in reversed(graphs):
+                    times["update"].append(_host_us(partial(update, graph)))
+                    for name in ("launch", "again_native"):
+                        times[name].append(_host_us(partial(launch, executable, stream)))
+            # An update that leaves behind what the executable was made with shows in the other graph only.
+            for graph, native in reversed([*zip(graphs, natives, strict=True)]):
+                update(graph)
+                with _instantiated(graph) as fresh:
+                    first, second = (
+                        _outcome(rank, native.outputs, partial(launch, one, stream)) for one in (fresh, executable)
+                    )
+                equal = equal and first == second
+            with _instantiated(graphs[0]) as fresh:
+                slowed = _slowed(partial(launch, executable, stream), partial(launch, fresh, stream), args)
+        except DriverCallFailed as error:
+            return {"refused": str(error)}
+    return _medians(times, args) | {"equal": equal, "slowed": slowed}
+
+
+def _host_us(action: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    action()
+    return (time.perf_counter() - began) * 1e6
+
+
+def _medians(times: dict[str, list[float]], args: argparse.Namespace) -> dict[str, float]:
+    """Of all rounds but those that warm up, each of which has both graphs."""
+    return {name: statistics.median(values[2 * args.warm_up_rounds :]) for name, values in times.items()}
+
+
+@contextmanager
+def _instantiated(graph: Any) -> Iterator[Any]:
+    """An executable of a graph, destroyed when all it launched has ended."""
+    executable = call("cuGraphInstantiate", graph, 0)
     try:
-        for _ in range(rounds):
-            for graph in reversed(graphs):
-                times["update"].append(host_us(partial(call, "cuGraphExecUpdate", executable, graph)))
-                for name in ("launch", "again_native"):
-                    times[name].append(host_us(partial(call, "cuGraphLaunch", executable, stream)))
-        slowed = _slowed(executable, graphs[0], stream, args)
-    except DriverCallFailed as error:
-        refused = str(error)
-        times |= {name: [] for name in natively}
+        yield executable
     finally:
         torch.cuda.synchronize()
         call("cuGraphExecDestroy", executable)
-    middle = {name: statistics.median(v[2 * args.warm_up_rounds :]) if v else None for name, v in times.items()}
-    return Switch(**middle, slowed=slowed, refused=refused)
 
 
-def _slowed(changed: Any, graph: Any, stream: Any, args: argparse.Namespace) -> list[float]:
-    """Replays of ``changed``, which has that graph now, by those of an executable that never had another."""
-    fresh = call("cuGraphInstantiate", graph, 0)
-    try:
-        taken = [
-            [_sample(partial(call, "cuGraphLaunch", executable, stream), args.inner)[0] for executable in order]
-            for _ in range(args.warm_up_rounds + args.rounds)
-            for order in ((changed, fresh), (fresh, changed))
-        ]
-    finally:
-        torch.cuda.synchronize()
-        call("cuGraphExecDestroy", fresh)
+def _outcome(rank: Engine, outputs: dict[str, Any], replay: Replay) -> dict[str, bytes]:
+    """What a replay leaves, from the same state of the requests each time, and with nothing in its outputs before."""
+    rank.vary(_STATE)
+    for output in outputs.values():
+        output.zero_()
+    replay()
+    torch.cuda.synchronize()
+    return {name: raw(tensor) for name, tensor in (outputs | {"next": rank.tokens}).items()}
+
+
+def _slowed(changed: Replay, fresh: Replay, args: argparse.Namespace) -> list[float]:
+    """Replays of an executable that was changed, by those of one of the same graph that never had another."""
+    taken = [
+        [_sample(replay, args.inner)[0] for replay in order]
+        for _ in range(args.warm_up_rounds + args.rounds)
+        for order in ((changed, fresh), (fresh, changed))
+    ]
     rounds = [ms if place % 2 == 0 else ms[::-1] for place, ms in enumerate(taken)][2 * args.warm_up_rounds :]
     return _percentiles(_ratios([ms[0] for ms in rounds], [ms[1] for ms in rounds]))
 
 
 @dataclass
 class Comparison:
-    """Replays of one graph three ways, taken in turn: milliseconds by CUDA events, and ratios of neighbours.
+    """Replays of one graph, restored and captured natively several times, in turn: milliseconds by CUDA events.
 
-    ``ratio`` is the restored graph to a native one, ``spread`` one native one to another: 10th, 50th and 90th
-    percentile of each.  ``launch_us`` is what a launch takes on the host.
+    ``ratio`` is the restored graph by the median of the native ones of the same round: 10th, 50th and 90th percentile.
+    ``spread`` is one native graph by another, over all pairs of them either way, since none is special: the lowest 10th
+    percentile of a pair, the median of all pairs, and the highest 90th percentile.  ``native_ms`` is the median of the
+    rounds' medians.  ``launch_us`` is what a launch takes on the host.
     """
 
     restored_ms: float
     native_ms: float
-    other_native_ms: float
     ratio: list[float]
     spread: list[float]
     launch_us: dict[str, float]
@@ -316,32 +363,37 @@ class Comparison:
 def compare(rank: Engine, batch: int, args: argparse.Namespace) -> Comparison:
     """Compares replays; every rank does so in one order, since a graph may hold collectives."""
     pool = torch.cuda.graph_pool_handle()
-    natives = [capture_natively(partial(rank.step, batch), pool) for _ in range(2)]
-    ways: dict[str, Replay] = {
-        "restored": rank.replayable[batch][0].replay,
-        "native": natives[0].graph.replay,
-        "other_native": natives[1].graph.replay,
-    }
+    natives = [capture_natively(partial(rank.step, batch), pool) for _ in range(NATIVES)]
+    ways: dict[str, Replay] = {f"native {i}": native.graph.replay for i, native in enumerate(natives, 1)}
+    ways = {"restored": rank.replayable[batch][0].replay} | ways
     samples: dict[str, list[float]] = {way: [] for way in ways}
     launches: dict[str, list[float]] = {way: [] for way in ways}
-    # Every order as often as every other, so that no way always follows the same one.
-    orders = itertools.islice(itertools.cycle(itertools.permutations(ways)), args.warm_up_rounds + args.rounds)
-    for i, order in enumerate(orders):
+    # Every order as often as every other, so that no way follows another one more often.
+    orders = [*itertools.permutations(ways)]
+    rounds = math.ceil(args.rounds / len(orders)) * len(orders)
+    for i, order in enumerate(itertools.islice(itertools.cycle(orders), args.warm_up_rounds + rounds)):
         for way in order:
             device_ms, host_us = _sample(ways[way], args.inner)
             if i >= args.warm_up_rounds:
                 samples[way].append(device_ms)
                 launches[way].append(host_us)
-    medians = {way: statistics.median(values) for way, values in samples.items()}
+    restored, *others = samples.values()
+    middle = [statistics.median(several) for several in zip(*others, strict=True)]
     return Comparison(
-        medians["restored"],
-        medians["native"],
-        medians["other_native"],
-        _percentiles(_ratios(samples["restored"], samples["native"])),
-        _percentiles(_ratios(samples["other_native"], samples["native"])),
+        statistics.median(restored),
+        statistics.median(middle),
+        _percentiles(_ratios(restored, middle)),
+        _spread(others),
         {way: statistics.median(values) for way, values in launches.items()},
         samples,
     )
+
+
+def _spread(several: Sequence[Sequence[float]]) -> list[float]:
+    """How far one is from another, whichever they are: 10th percentile, median and 90th."""
+    ratios = [_ratios(one, other) for one, other in itertools.permutations(several, 2)]
+    low, _, high = zip(*map(_percentiles, ratios), strict=True)
+    return [min(low), statistics.median(itertools.chain.from_iterable(ratios)), max(high)]
 
 
 def _sample(replay: Replay, inner: int) -> tuple[float, float]:
@@ -379,10 +431,14 @@ def arguments(description: str | None, *roles: str) -> argparse.ArgumentParser:
         "--compare", type=batch_sizes, default=(1, 8, 32, 64), help="batch sizes whose replays to compare"
     )
     parser.add_argument("--no-compare", dest="compare", action="store_const", const=(), help="compare none")
+    parser.add_argument("--switch", type=pairs, default=(), help="of batch sizes of one template, as in 3:4,7:8")
+    parser.add_argument("--switch-across", type=pairs, default=(), help="of batch sizes of different templates")
     parser.add_argument(
-        "--switch", type=batch_sizes, default=(), help="batch sizes, two by two, whose graphs share an executable"
+        "--rounds",
+        type=int,
+        default=48,
+        help="samples of each way; replays are compared in a multiple of 24 rounds, one for each order of four ways",
     )
-    parser.add_argument("--rounds", type=int, default=60, help="samples of each way")
     parser.add_argument("--warm-up-rounds", type=int, default=6)
     parser.add_argument("--inner", type=int, default=5, help="replays of one sample")
     parser.add_argument("--json", help="where to write the report after every step; {rank} becomes the rank")

@@ -45,10 +45,19 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Reads pairs of batch sizes, ``3:4,7:8``, in the order in which they are given."""
+    found = tuple(tuple(map(int, pair.split(":"))) for pair in text.split(","))
+    if any(len(pair) != 2 or pair[0] == pair[1] or min(pair) < 1 for pair in found):
+        raise argparse.ArgumentTypeError(f"{text!r} are no pairs of batch sizes: give them as in 3:4,7:8")
+    return tuple((first, second) for first, second in found)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what model and which graphs; all modes must be given the same."""
     parser.add_argument("--model", choices=("dense", "moe"), default="dense")
     parser.add_argument("--size", choices=tuple(SIZES), default="small")
+    parser.add_argument("--vocabulary", type=int, help="tokens; those of the size by default")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--top-k", type=int, default=2)
@@ -68,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def config_of(args: argparse.Namespace) -> ModelConfig:
     """The model that the arguments describe."""
     size = dict(SIZES[args.size])
+    if args.vocabulary is not None:
+        size["vocab"] = args.vocabulary
     if args.model == "moe":
         size["intermediate"] //= 4  # of each expert
     return ModelConfig(
