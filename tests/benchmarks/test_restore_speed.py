@@ -22,6 +22,8 @@ from foundryd.session.client import attach
 
 CHILD = Path(__file__).parent / "child"
 GRAPHS = 64
+# Graphs as large as those of PyTorch without a compiler.
+LARGE = {"graphs": GRAPHS, "nodes": 2600, "noise": 7500, "programmatic": 300}
 
 pytestmark = pytest.mark.benchmark(min_rounds=3, max_time=0.5, warmup=False)
 
@@ -72,6 +74,14 @@ def test_build_graphs_beside_the_drivers_floor(
     )
 
 
+def as_served(stored: Path, folder: Path) -> Path:
+    """The archive as a daemon serves it, with nothing to decode, in the folder."""
+    path = folder / "raw.foundry"
+    with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
+        inflate(reader, file)
+    return path
+
+
 @pytest.mark.parametrize("templates", [1, 4, 20])
 def test_own_time_of_large_graphs(
     benchmark: Any,
@@ -82,10 +92,7 @@ def test_own_time_of_large_graphs(
 ) -> None:
     """Of graphs as large as those of PyTorch without a compiler, as a daemon serves them; what matters is in
     ``extra_info``: CPU ms a graph outside the driver, of all graphs, since the first of a template costs more."""
-    path = tmp_path / "raw.foundry"
-    stored = archive_of(graphs=GRAPHS, nodes=2600, templates=templates, noise=7500, programmatic=300)
-    with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
-        inflate(reader, file)
+    path = as_served(archive_of(**LARGE, templates=templates), tmp_path)
     line = ("build_graphs.py", driver_environment(True), path, 5, GRAPHS, "clock")
     timed = benchmark.pedantic(run, line, rounds=2, warmup_rounds=0)
     rows = timed["rows"]
@@ -109,10 +116,7 @@ def test_own_time_of_the_background(
 ) -> None:
     """Of the same graphs in the thread that builds them; ``extra_info`` has wall ms a graph inside and outside the
     driver."""
-    path = tmp_path / "raw.foundry"
-    stored = archive_of(graphs=GRAPHS, nodes=2600, templates=templates, noise=7500, programmatic=300)
-    with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
-        inflate(reader, file)
+    path = as_served(archive_of(**LARGE, templates=templates), tmp_path)
     line = ("background.py", driver_environment(True), path, 5, "clock")
     timed = benchmark.pedantic(run, line, rounds=2, warmup_rounds=0)
     assert timed["driver_ms"] > 0

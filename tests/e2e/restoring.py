@@ -243,23 +243,24 @@ def from_threads(rank: Rank) -> dict[str, Any]:
     return {"failed": failed, "alive": sum(t.is_alive() for t in threads), "most": rank.driver.most, "limit": limit}
 
 
+def failure(action: Callable[..., object], *arguments: Any) -> list[str]:
+    """The kind and the words of the error that it raises."""
+    try:
+        action(*arguments)
+    except FoundrydError as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
 def fails_in_the_background(rank: Rank) -> dict[str, Any]:
     rank.restore(start=False)
     rank.driver.failing = {2}
     rank.session.start_background()
-    waited = None
-    try:
-        rank.session.wait(20)
-    except FoundrydError as error:
-        waited = error
+    waited = failure(rank.session.wait, 20)
     lost = next(key for key, graph in rank.session.graphs.items() if not graph.ready)
     # While the driver goes on failing, the replay says so.
     rank.driver.failing = set(range(1000))
-    raised = None
-    try:
-        rank.session.graphs[lost].replay(rank.device.stream)
-    except FoundrydError as error:
-        raised = error
+    raised = failure(rank.session.graphs[lost].replay, rank.device.stream)
     others = [batch for batch in rank.config.batch_sizes if batch != lost[1]]
     rank.serve(*others)
     rank.driver.failing = set()
@@ -267,8 +268,8 @@ def fails_in_the_background(rank: Rank) -> dict[str, Any]:
     rank.session.wait(1)
     return {
         "lost": list(lost),
-        "waited": [type(waited).__name__, str(waited)],
-        "raised": [type(raised).__name__, str(raised)],
+        "waited": waited,
+        "raised": raised,
         "builders": builders(),
     }
 
@@ -278,17 +279,13 @@ def has_no_context_in_the_background(rank: Rank) -> dict[str, Any]:
     made = rank.session._materializer.executables
     context, made._context = made._context, driver.CUcontext(0x1234560)
     rank.session.start_background()
-    waited = None
-    try:
-        rank.session.wait(20)
-    except FoundrydError as error:
-        waited = error
+    waited = failure(rank.session.wait, 20)
     failures = [key[1] for key in made.failures]
     made._context = context
     ready = rank.ready()
     rank.serve(*rank.config.batch_sizes)
     rank.session.wait(1)
-    return {"waited": [type(waited).__name__, str(waited)], "failures": failures, "ready": ready}
+    return {"waited": waited, "failures": failures, "ready": ready}
 
 
 def prepares(rank: Rank) -> dict[str, Any]:
