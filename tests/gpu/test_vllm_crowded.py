@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -87,16 +88,17 @@ def test_starts_of_a_world_get_the_worker_that_shares_only_where_gpus_are_too_fe
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     for crowded, gpus in ((False, 1), (False, 2), (True, 2), (True, 8)):
         alone = context(crowded, gpus)
-        setup = alone.setups[name]
-        assert alone.started(setup) is setup
-        assert path_of(alone.environment(setup, "x")) == ["/elsewhere"]
+        setup = alone.started(alone.setups[name])
+        assert setup.options == {**alone.setups[name].options, "worker_cls": "counted_worker.Worker"}
+        assert path_of(alone.environment(setup, "x")) == [str(FOLDER / "workers"), "/elsewhere"]
+        assert path_of(alone.environment(alone.setups[name], "x")) == ["/elsewhere"]
     shared = context(True, 1)
     setup = shared.started(shared.setups[name])
     options = {"worker_cls": "crowded_worker.Worker", "distributed_executor_backend": "mp"}
     assert setup.options == {**shared.setups[name].options, **options}
     assert setup.flags[setup.flags.index("--worker-cls") + 1] == "crowded_worker.Worker"
     environment = shared.environment(setup, "x")
-    assert path_of(environment) == [str(FOLDER / "crowded"), "/elsewhere"]
+    assert path_of(environment) == [str(FOLDER / "workers"), "/elsewhere"]
     assert Path(environment["VLLM_CACHE_ROOT"]).parent == shared.out
 
 
@@ -104,24 +106,24 @@ def test_a_path_without_others_has_no_empty_entry(context, monkeypatch):
     # That would be the working directory.
     monkeypatch.delenv("PYTHONPATH", raising=False)
     shared = context(True, 1)
-    assert path_of(shared.started(shared.setups["tp2"]).environment) == [str(FOLDER / "crowded")]
+    assert path_of(shared.started(shared.setups["tp2"]).environment) == [str(FOLDER / "workers")]
 
 
-def test_a_setup_of_one_rank_is_never_crowded(context):
+def test_a_setup_of_one_rank_is_never_crowded_and_has_vllms_own_worker(context):
     for gpus in (0, 1):
         shared = context(True, gpus)
         assert shared.started(shared.setups["small"]) is shared.setups["small"]
 
 
-def test_a_crowded_start_is_no_other_machine_and_no_other_vllm_to_an_archive(context):
+def test_a_crowded_or_counted_start_is_no_other_machine_and_no_other_vllm_to_an_archive(script, context):
     from foundryd.archive.identity import environment_facts
     from foundryd.engines.vllm.identity import environment
 
-    shared = context(True, 1)
-    for name in WORLDS:
+    for shared, name in product((context(True, 1), context(False, 2)), WORLDS):
         setup = shared.setups[name]
         before = shared.environment(setup, "x")
         after = shared.environment(shared.started(setup), "x") | {"NCCL_HOSTID": "host-of-rank-1"}
+        after |= script("servers").CALLABLE
         assert environment_facts(after) == environment_facts(before)
         assert environment(after) == environment(before)
 
@@ -139,6 +141,9 @@ def test_a_capture_is_the_same_crowded_or_not(script, context, monkeypatch, name
         row = steps.timed(steps.Step(f"{name}.capture", 1, steps.capture), context(crowded, 1))
         assert (row["verdict"], row.get("crowded")) == ("ok", None)
     assert said[0] == said[1]
+    arguments, environment = said[0]
+    assert "worker" not in " ".join(arguments)
+    assert str(FOLDER / "workers") not in path_of(environment)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@
 Started by ``compare.py``, which says what it wants in one JSON object::
 
     answers.py '{"model": …, "options": {…}, "out": FILE, "batches": [1, 2, 5], "tokens": 64, "socket": 7 or null,
-                 "calls": FILE or null, "adapters": [FOLDER, …], "checked": true or false}'
+                 "calls": FILE or null, "adapters": [FOLDER, …], "checked": true or false,
+                 "replays": FOLDER, "worker": "rank-0" or null}'
 
 With a socket it stays, and answers each line ``{"batch": N, "tokens": M}`` with ``{"seconds": S}``.  With a file for
 calls it writes there which functions took the time while the engine started.  Prompts have the LoRA adapters in turns,
 and none; of one prompt it is counted how many answers they give it.  ``checked`` lets vLLM compare the addresses of the
-inputs of each piece with those of its capture, as it does where it logs for debugging.
+inputs of each piece with those of its capture, as it does where it logs for debugging.  How often each worker replayed
+graphs for the batches is written into a file of the folder ``replays``; ``worker`` names the one of this process, if
+they have no processes of their own.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+# Python runs with -P, which leaves a script's own folder out, and workers have theirs besides.
+sys.path.insert(0, str(Path(__file__).with_name("workers")))
+
+from replay_counts import ReplayCounts
 
 
 def prompts(vocabulary: int, count: int) -> list[list[int]]:
@@ -73,36 +81,20 @@ class Engine:
         return len(pieces)
 
     @contextmanager
-    def counting(self) -> Iterator[dict[str, int]]:
-        """Counts replays inside: of graphs that were captured here, and of ``restored`` ones.
+    def counting(self, folder: str, worker: str | None) -> Iterator[None]:
+        """Counts replays inside, and writes them into the folder.
 
-        ``captured`` is how many vLLM captured since this process began.  All are of this process only, and so 0 where
-        workers have their own.
+        ``worker`` is the name of the only one, which is in this process; without it each has its own, and counts there.
         """
-        import torch
-        from vllm.compilation.counter import compilation_counter
-
-        from foundryd.engines.torch.graph import TorchRestored
-
-        found = {"native": 0, "restored": 0, "captured": 0}
-        owners: dict[str, Any] = {"native": torch.cuda.CUDAGraph, "restored": TorchRestored}
-        real = {kind: owner.replay for kind, owner in owners.items()}
-
-        def counted(kind: str) -> Any:
-            def replay(graph: Any, *arguments: Any) -> Any:
-                found[kind] += 1
-                return real[kind](graph, *arguments)
-
-            return replay
-
-        for kind, owner in owners.items():
-            owner.replay = counted(kind)
-        try:
-            yield found
-        finally:
-            for kind, owner in owners.items():
-                owner.replay = real[kind]
-            found["captured"] = int(compilation_counter.num_cudagraph_captured)
+        if worker is None:
+            self._llm.collective_rpc("begin_replay_counts")
+            yield
+            self._llm.collective_rpc("write_replay_counts", args=(folder,))
+            return
+        counts = ReplayCounts()
+        counts.begin()
+        yield
+        counts.write(Path(folder), worker)
 
 
 @contextmanager
@@ -148,7 +140,7 @@ def main() -> None:
     left = list(waiting)
     # Numbers of adapters begin at 1.  A batch of one has one, and a larger one also prompts without.
     turns = [*enumerate(wanted["adapters"], 1), None] if wanted["adapters"] else []
-    with engine.counting() as replays:
+    with engine.counting(wanted["replays"], wanted["worker"]):
         for size in wanted["batches"]:
             batch, left = left[:size], left[size:]
             answers += engine.answer(batch, wanted["tokens"], (turns * size)[:size])
@@ -160,7 +152,6 @@ def main() -> None:
         "ready_s": ready - begun,
         "generate_s": time.perf_counter() - ready,
         "tokens": answers,
-        "replays": replays,
         "checked": checked,
     }
     Path(wanted["out"]).write_text(json.dumps(result))

@@ -13,6 +13,9 @@ share a GPU and run ``--jobs`` at a time.  The end is a table of all that was fo
 With ``--crowded``, ranks share the first GPU where there are fewer GPUs than ranks, natively and restored alike: each
 is a host of its own to NCCL, which connects them by sockets.  Rows and tables say so, and times say nothing then.
 
+Every worker counts its replays while prompts are answered, in its own process if it has one.  A restored start is ok
+only if each rank's restored graphs answered about as often as its native ones did, and it captured none itself.
+
 Models have Qwen3's shapes and random weights, which are written once: no network is needed.  Prompts are token numbers,
 answers are greedy.  The exit code is 0 if every step that ran was ok.
 """

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from answers import prompts
 from launch import FOUNDRYD, Deadline, RunFailed, TimeUp
 from results import FAILED, OK, Row, differences
-from servers import Server
+from servers import CALLABLE, Server
 from serving import command_of
-from steps import Context
+from steps import Context, counted, graphless, unused
 
 PROMPTS, TOKENS = 8, 32
 
@@ -21,7 +21,7 @@ def replicas(context: Context, name: str) -> Row:
 
     A prompt is asked alone, so that a batch never depends on time: the other replicas then have none, and those that
     share experts run steps without requests.  In the end all prompts are asked of all replicas at once, for which only
-    the number of tokens is compared.
+    the number of tokens is compared.  Each worker counts its replays for all of them.
     """
     setup = context.started(context.setup_of(name))
     restoring = name.endswith("restore")
@@ -33,7 +33,7 @@ def replicas(context: Context, name: str) -> Row:
     if restoring:
         command = [*FOUNDRYD, "run", "--archive", str(context.archive(setup.name)), "--", *command]
     asked = prompts(setup.model.vocabulary, PROMPTS)
-    given = context.environment(setup, name)
+    given = context.environment(setup, name) | CALLABLE
     with Server(command_of(command), given, context.out / f"{name}.log") as server:
         started = time.monotonic()
         try:
@@ -42,6 +42,7 @@ def replicas(context: Context, name: str) -> Row:
             raise TimeUp(f"{error}; {context.waited_for(name, setup.workers)}") from error
         report = context.report(name, setup.workers)
         row: Row = {"ready_s": time.monotonic() - started, "ways": report["ways"], "fallbacks": report["fallbacks"]}
+        server.call("begin_replay_counts", seconds=deadline.left(60))
         row["served"] = [
             server.complete(model, [prompt], TOKENS, deadline.left(60), replica)[0]
             for replica in range(setup.replicas)
@@ -53,9 +54,16 @@ def replicas(context: Context, name: str) -> Row:
                 for replica in range(setup.replicas)
             ]
             together = [len(answer) for job in jobs for answer in job.result()]
+        server.call("write_replay_counts", [str(context.counts(name))], deadline.left(60))
+    row["replays"] = context.replays(name, setup.workers)
     wrong = [] if row["ways"] == ["restored" if restoring else "native"] else [f"{row['ways']}: {row['fallbacks']}"]
-    wrong += differences(row["served"], native["served"])[:3] if restoring else []
+    if restoring:
+        wrong += differences(row["served"], native["served"])[:3]
+        wrong += unused(row["replays"], context.replays(f"{setup.name}.native", setup.workers))
+    else:
+        wrong += graphless(row["replays"])
     if together != [TOKENS] * (PROMPTS * setup.replicas):
         wrong.append(f"asked at once, replicas answered with {together} tokens")
     said = f"ready after {row['ready_s']:.1f} s, {len(setup.workers)} workers, {len(row['served'])} answers"
+    said += f", {counted(row['replays'], 'restored' if restoring else 'native')}"
     return row | {"verdict": FAILED if wrong else OK, "detail": "; ".join([*wrong, said])}

@@ -18,6 +18,7 @@ from typing import Any
 
 from launch import RunFailed, TimeUp, free_port
 
+CALLABLE = {"VLLM_SERVER_DEV_MODE": "1"}  # variables of a server whose workers' methods can be called
 SETTLE = 10.0  # seconds that processes of a server may take to end after it
 
 
@@ -98,6 +99,19 @@ class Server:
         except urllib.error.HTTPError as error:
             raise OSError(f"HTTP {error.code}: {error.read(500)!r}") from error
         return [choice["token_ids"] for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
+
+    def call(self, method: str, arguments: Sequence[str] = (), seconds: float = 60) -> None:
+        """Calls a method of all workers of all replicas of a ``CALLABLE`` server; raises ``OSError`` if that fails."""
+        body = {"method": method, "args": list(arguments), "timeout": seconds}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/collective_rpc",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            urllib.request.urlopen(request, timeout=seconds).close()
+        except urllib.error.HTTPError as error:
+            raise OSError(f"{method}: HTTP {error.code}: {error.read(500)!r}") from error
 
     def engines(self) -> list[int]:
         """Its processes that have a GPU open, without the one that was started."""

@@ -13,7 +13,7 @@ from typing import Any
 GIB = 1 << 30
 DRAFTS = 3  # tokens of a request that are drafted
 RANK = 8  # of adapters, less than what vLLM is told to have room for
-CROWDED = Path(__file__).with_name("crowded")  # only a start whose workers share a GPU has it on its path
+WORKERS = Path(__file__).with_name("workers")  # only a start of several ranks has it on its path
 ATTENTION = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -231,14 +231,18 @@ class Setup:
             environment={**self.environment, **(environment or {})},
         )
 
+    def counted(self) -> Setup:
+        """The same with workers that count their replays; for starts, which are to show that graphs were used."""
+        path = os.pathsep.join(filter(None, [str(WORKERS), os.environ.get("PYTHONPATH")]))
+        return self.changed(environment={"PYTHONPATH": path}, worker_cls="counted_worker.Worker")
+
     def crowded(self, cache: Path) -> Setup:
-        """The same with all workers on the first GPU; for starts, since a capture has each rank alone anyway.
+        """Counted, with all workers on the first GPU; for starts, since a capture has each rank alone anyway.
 
         vLLM keeps compiled models by rank, each for the device of that rank, so these have a ``cache`` of their own.
         """
-        path = os.pathsep.join(filter(None, [str(CROWDED), os.environ.get("PYTHONPATH")]))
-        return self.changed(
-            environment={"PYTHONPATH": path, "VLLM_CACHE_ROOT": str(cache)},
+        return self.counted().changed(
+            environment={"VLLM_CACHE_ROOT": str(cache)},
             worker_cls="crowded_worker.Worker",
             # What vLLM chooses by itself, but where it counts fewer GPUs than ranks.
             distributed_executor_backend="mp",

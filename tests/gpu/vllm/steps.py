@@ -49,8 +49,10 @@ class Context:
         return self.crowded and ranks > max(1, self.gpus)
 
     def started(self, setup: Setup) -> Setup:
-        """The setup as vLLM is started with it, natively and restored."""
-        return setup.crowded(self.out / "compiled-crowded") if self.crowds(setup.ranks) else setup
+        """The setup as vLLM is started with it, natively and restored: several ranks count replays themselves."""
+        if self.crowds(setup.ranks):
+            return setup.crowded(self.out / "compiled-crowded")
+        return setup if setup.ranks == 1 else setup.counted()
 
     def setup_of(self, step: str) -> Setup:
         """The setup of a step, with what has to be written for it."""
@@ -67,6 +69,7 @@ class Context:
     def environment(self, setup: Setup, label: str) -> dict[str, str]:
         """Variables of a start of vLLM, natively and restored."""
         shutil.rmtree(self.out / f"report-{label}", ignore_errors=True)
+        shutil.rmtree(self.counts(label), ignore_errors=True)
         return clean_environment() | {
             # What a restore sets too, so that NCCL chooses alike.
             "NCCL_GRAPH_REGISTER": "0",
@@ -91,6 +94,20 @@ class Context:
         """Which workers of a start that is late have not started."""
         left = [worker for worker in workers if not (self.out / f"report-{label}" / f"{worker}.json").exists()]
         return f"not started: {', '.join(left)}" if left else f"all of {', '.join(workers)} have started"
+
+    def counts(self, label: str) -> Path:
+        """Where the workers of a start write how often they replayed graphs."""
+        return self.out / f"replays-{label}"
+
+    def replays(self, label: str, workers: Sequence[str]) -> dict[str, dict[str, int]]:
+        """How often each worker of a start replayed graphs; raises ``RunFailed`` if one did not say so."""
+        found = {}
+        for worker in workers:
+            path = self.counts(label) / f"{worker}.json"
+            if not path.exists():
+                raise RunFailed(f"{label}: {worker} has not counted its replays in {path}: run {label} again")
+            found[worker] = json.loads(path.read_text())
+        return found
 
     def report(self, label: str, workers: Sequence[str] = ("rank-0",)) -> Row:
         """How the workers of a start started: the first one's report, and all ways and reasons."""
@@ -132,6 +149,8 @@ def wanted_of(context: Context, setup: Setup, label: str, batches: Sequence[int]
         "socket": None,
         "calls": None,
         "checked": False,
+        "replays": str(context.counts(label)),
+        "worker": setup.workers[0] if setup.ranks == 1 else None,
         "adapters": [str(setup.model.adapter(context.out, number)) for number in range(setup.adapters)],
     }
 
@@ -175,7 +194,7 @@ def start(
     kept = ("ways", "fallbacks", "graphs", "kv_blocks", "phases_ms", "restore_ms", "parts_ms", "collector_ms")
     answers = result["tokens"]
     found = {"answers": len(answers), "distinct": _distinct(answers), "by_adapter": result["by_adapter"]}
-    found |= {"replays": result["replays"]}
+    found |= {"replays": context.replays(label, setup.workers)}
     if checked and not result["checked"]:
         raise RunFailed(f"{label}: vLLM has no pieces whose addresses it could look at")
     if setup.adapters and found["by_adapter"] <= setup.adapters:
@@ -184,7 +203,7 @@ def start(
 
 
 def found_by(context: Context, label: str) -> dict[str, Any]:
-    """What a start answered, and the replays for that; raises ``RunFailed`` if it did not."""
+    """What a start answered; raises ``RunFailed`` if it did not."""
     path = context.out / f"{label}.json"
     if not path.exists():
         raise RunFailed(f"there is no {path} to compare with: run {label} first")
@@ -205,25 +224,44 @@ def judged(context: Context, row: Row, label: str, native: str, *, restored: boo
     if restored and row["ways"] != ["restored"]:
         wrong.append(f"{', '.join(row['ways'])}: {[fallback['message'] for fallback in row['fallbacks']]}")
     elif restored:
-        wrong += unused(row["replays"], theirs["replays"])
+        wrong += unused(row["replays"], context.replays(native, list(row["replays"])))
     if different:
         wrong.append(f"{len(different)} of {len(expected)} answers differ: {'; '.join(different[:3])}")
     if row["distinct"] < 8:
         wrong.append(f"only {row['distinct']} tokens occur, which proves little")
     row |= {"equal": len(expected) - len(different), "verdict": FAILED if wrong else OK}
     said = f"{row['equal']} of {len(expected)} answers equal, {row['graphs']} graphs, init {row['init_s']:.1f} s"
+    said += f", {counted(row['replays'], 'restored')}" if restored else ""
     return row | {"detail": "; ".join([*wrong, said])}
 
 
-def unused(ours: Mapping[str, int], native: Mapping[str, int]) -> list[str]:
-    """What shows that restored graphs were not what answered; nothing is known of workers with their own processes."""
+def unused(ours: Mapping[str, Mapping[str, int]], native: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What shows that restored graphs were not what answered, for each worker."""
     wrong = []
-    if ours["captured"] or ours["native"]:
-        wrong.append(f"vLLM captured {ours['captured']} graphs itself and replayed such {ours['native']} times")
-    # How steps follow one another may vary a little, whether a step has a graph may not.
-    if ours["restored"] < 0.9 * native["native"]:
-        wrong.append(f"{ours['restored']} replays of restored graphs, where the native start had {native['native']}")
+    for worker, found in ours.items():
+        if found["captured"] or found["native"]:
+            graphs, replays = found["captured"], found["native"]
+            wrong.append(f"{worker}: vLLM captured {graphs} graphs itself and replayed such {replays} times")
+        # How steps follow one another may vary a little, whether a step has a graph may not.
+        expected = native[worker]["native"]
+        if found["restored"] < 0.9 * expected:
+            replays = found["restored"]
+            wrong.append(f"{worker}: {replays} replays of restored graphs, where the native start had {expected}")
     return wrong
+
+
+def graphless(native: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The same for a native start, with which there is nothing to compare if vLLM ran without graphs."""
+    return [
+        f"{worker}: vLLM ran without graphs, so there is nothing to compare with"
+        for worker, found in native.items()
+        if not (found["native"] and found["captured"])
+    ]
+
+
+def counted(replays: Mapping[str, Mapping[str, int]], kind: str) -> str:
+    """Each worker's replays of graphs of that kind, in words."""
+    return f"{' + '.join(str(found[kind]) for found in replays.values())} replays"
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -267,11 +305,10 @@ def native(context: Context, name: str) -> Row:
     """vLLM without the hook."""
     setup = context.setup_of(name)
     row = start(context, setup, name)
-    right = row["ways"] == ["native"]
-    detail = f"init {row['init_s']:.1f} s, {row['ways'][0]}, {row['replays']['native']} replays"
-    if setup.ranks == 1 and not (row["replays"]["native"] and row["replays"]["captured"]):
-        right, detail = False, f"{detail}: vLLM ran without graphs, so there is nothing to compare with"
-    return row | {"verdict": OK if right else FAILED, "detail": detail}
+    wrong = graphless(row["replays"])
+    right = row["ways"] == ["native"] and not wrong
+    said = f"init {row['init_s']:.1f} s, {row['ways'][0]}, {counted(row['replays'], 'native')}"
+    return row | {"verdict": OK if right else FAILED, "detail": "; ".join([*wrong, said])}
 
 
 def restore(context: Context, name: str, *, checked: bool = False) -> Row:

@@ -11,12 +11,12 @@ import os
 from typing import Any
 from unittest.mock import patch
 
+import counted_worker
 import torch
-from vllm.v1.worker import gpu_worker
 
 
-class Worker(gpu_worker.Worker):
-    """A worker on the first GPU, whatever its rank."""
+class Worker(counted_worker.Worker):
+    """A worker on the first GPU, whatever its rank, with counts as in every world of several ranks."""
 
     @property
     def local_rank(self) -> int:
