@@ -75,6 +75,8 @@ class Settings:
     max_bytes : ``FOUNDRYD_MAX_BYTES``: shared memory that a daemon's archives may take; 0: what the machine has.
     plans_ahead : ``FOUNDRYD_PLANS_AHEAD``: bytes of plans that a daemon computes before ranks ask for them; 0: none.
     rank, local_rank, world_size : ``RANK``, ``LOCAL_RANK`` (default: the rank), ``WORLD_SIZE``.
+    local_rank_unused : ``FOUNDRYD_LOCAL_RANK_UNUSED``: 1 says that the engine tells no kernel its local rank, so that
+        an archive may be restored where that is another number than the rank.
     log_format : ``FOUNDRYD_LOG_FORMAT``: ``json`` or ``text``; unset, the daemon writes JSON and ranks text.
     http : ``FOUNDRYD_HTTP``: loopback port of health and metrics, 0 for a free one; ``off`` (default): none.
     restore_first : ``FOUNDRYD_RESTORE_FIRST``: a JSON list of the keys that are ready when a restore returns, or
@@ -108,6 +110,7 @@ class Settings:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_rank_unused: bool = False
     log_format: str = ""
     http: int | None = None
     restore_first: tuple[Any, ...] | Literal["all"] | None = None
@@ -155,6 +158,7 @@ class Settings:
             rank=rank,
             local_rank=_integer(env, "LOCAL_RANK", rank),
             world_size=_integer(env, "WORLD_SIZE", 1),
+            local_rank_unused=_integer(env, "FOUNDRYD_LOCAL_RANK_UNUSED", 0) != 0,
             log_format=log_format,
             http=parse_http(env.get("FOUNDRYD_HTTP") or "off", "FOUNDRYD_HTTP"),
             restore_first=_first(env),

@@ -38,6 +38,7 @@ from foundryd.session.communicators import used_declarations
 from foundryd.session.driver import driver_ms, time_calls
 from foundryd.session.executables import Executables, RestoredGraph
 from foundryd.session.identity import machine_identity
+from foundryd.session.local_ranks import check_local_rank
 from foundryd.session.materialize import Materializer, check_layout
 from foundryd.session.policy import RestorePolicy
 from foundryd.session.report import is_file, new_attach_id, of_fallback, of_restore, over_lease
@@ -164,6 +165,8 @@ class Session:
         hook.set_rank(config.rank)
         here = machine_identity(providers, local_rank=config.local_rank)
         identity.check(self._reader.index.identity, here, attachment.name)
+        if not config.local_rank_unused:
+            check_local_rank(self._reader, self._variant, config.rank, config.local_rank)
         hook.set_layout(
             self._variant.arena_base,
             self._variant.arena_stride,

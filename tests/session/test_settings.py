@@ -46,6 +46,7 @@ def test_every_variable_is_read():
             "RANK": "3",
             "LOCAL_RANK": "1",
             "WORLD_SIZE": "8",
+            "FOUNDRYD_LOCAL_RANK_UNUSED": "1",
         }
     )
     assert got == Settings(
@@ -69,6 +70,7 @@ def test_every_variable_is_read():
         3,
         1,
         8,
+        True,
         "json",
         9090,
         (["decode", 8], "prefill"),

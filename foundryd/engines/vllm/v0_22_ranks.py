@@ -74,7 +74,9 @@ def worker_settings(config: Settings, worker: Any) -> Settings:
             "foundryd.engines.vllm.capture"
         )
     group = f"{config.group}-{place.replica}" if place.replica else config.group
-    return replace(config, rank=place.rank, local_rank=place.local_rank, world_size=place.world, group=group)
+    there = replace(config, rank=place.rank, local_rank=place.local_rank, world_size=place.world, group=group)
+    # The device of a worker, which no kernel of what is supported is told.
+    return replace(there, local_rank_unused=True)
 
 
 def pynccl_communicators() -> Iterator[tuple[int, Sequence[int]]]:

@@ -123,6 +123,7 @@ def test_one_archive_serves_every_replica_on_its_own_device_and_in_its_own_group
         assert "native capture" not in vllm.what()
         config = graphs().config
         assert (config.rank, config.world_size, config.local_rank, config.group) == (0, 1, replica, group)
+        assert config.local_rank_unused  # or the second replica would be refused
         assert worker.local_rank == replica
     reports = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert set(reports) == {"rank-0.json", "replica-1-rank-0.json", "replica-2-rank-0.json"}
