@@ -195,10 +195,12 @@ class Runs:
         made = self._capture_all([_Launch(f"rank {r}, with warm caches", r, self._path(r)) for r in cold])
         self.recordings.update(zip(cold, made, strict=True))
         if cold:
-            keys = {rank: recording.structure_key() for rank, recording in self.recordings.items()}
-            self._controls = [c for c in self._controls if c.recording.structure_key() == keys[c.rank]]
-            self._repeats = {r: found for r, found in self._repeats.items() if found[1].structure_key() == keys[r]}
+            self._controls = [c for c in self._controls if self._like_its_rank(c.rank, c.recording)]
+            self._repeats = {r: found for r, found in self._repeats.items() if self._like_its_rank(r, found[1])}
         return bool(cold)
+
+    def _like_its_rank(self, rank: int, recording: Recording) -> bool:
+        return recording.structure_key() == self.recordings[rank].structure_key()
 
     def run_all_like(self, ranks: Sequence[int], reference: Recording) -> list[Recording]:
         """The recordings of ``ranks``, captured again if one is not built like the reference."""
