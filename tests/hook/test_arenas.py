@@ -72,7 +72,7 @@ def test_the_choice_of_an_arena_nests_and_belongs_to_the_thread(hooked: Any) -> 
 
         def allocate():
             soft.ok(soft.cu.cuCtxSetCurrent(context))
-            seen.append((soft.malloc(64) - fdy.BASE) >> 38)
+            seen.append((soft.malloc(64) - fdy.BASE) // fdy.STRIDE)
 
         def other():
             thread = threading.Thread(target=allocate)

@@ -305,7 +305,7 @@ soft.start()
 places = []
 while True:
     code, address = cu.cuMemAddressReserve(TORCH, 0, 0, 0)
-    if code != soft.SUCCESS or not fdy.BASE <= int(address) < fdy.BASE + (28 << 40):
+    if code != soft.SUCCESS or not fdy.BASE <= int(address) < fdy.BASE + 112 * fdy.STRIDE:
         break
     places.append(int(address))
 reason = fdy.last_error()
