@@ -49,7 +49,7 @@ OPTIONS = {
 # The address sanitizer has its heap where arenas lie by default: they come before it, and before the software driver's.
 # The thread sanitizer lets programs have memory at few addresses: here from 0x550000000000 to where programs lie.
 ARENA_BASE = {"address": "0x110000000000", "address,undefined": "0x110000000000", "thread": "0x550000000000"}
-# Arenas, windows of peers and reservations take 110 strides: 14 TiB of the 15 before the software driver's, and 220 GiB.
+# Arenas, windows of peers and reservations take 110 strides: 14 of the 15 TiB before the software driver, and 220 GiB.
 ARENA_STRIDE = {"address": str(128 << 30), "address,undefined": str(128 << 30), "thread": str(2 << 30)}
 LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}
 
