@@ -7,9 +7,11 @@ Everything runs on the software driver or without any.  ``--benchmark-min-rounds
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,8 @@ from patched_rank import Rank  # noqa: E402
 from synthetic import Decoder, Shape  # noqa: E402
 
 from foundryd import _native  # noqa: E402
+from foundryd.archive.inflate import inflate  # noqa: E402
+from foundryd.archive.reader import ArchiveReader  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +42,36 @@ def archive_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return known[wanted]
 
     return path
+
+
+@pytest.fixture(scope="session")
+def served_archive_of(archive_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The same as a daemon serves it, with nothing to decode, once a session."""
+    folder = tmp_path_factory.mktemp("served")
+
+    def path(**shape: int) -> Path:
+        stored = archive_of(**shape)
+        served = folder / stored.name
+        if not served.exists():
+            with ArchiveReader.open(stored) as reader, served.open("wb+") as file:
+                inflate(reader, file)
+        return served
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., dict[str, Any]]:
+    """Runs a program of ``child`` with an environment and arguments: the object that it prints last."""
+
+    def run(program: str, environment: Mapping[str, str], *arguments: object) -> dict[str, Any]:
+        line = [sys.executable, "-P", str(HERE / "child" / program), *map(str, arguments)]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    return run
 
 
 @pytest.fixture(scope="session")

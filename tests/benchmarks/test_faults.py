@@ -7,40 +7,28 @@ it does in a thread of which the driver takes its memory elsewhere.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foundryd.archive.inflate import inflate
-from foundryd.archive.reader import ArchiveReader
-
-BACKGROUND = Path(__file__).parent / "child" / "background.py"
 STEADY = slice(20, 60)  # graphs after those that are the first of a template
 
 
 @pytest.fixture
 def background(
-    archive_of: Callable[..., Path], driver_environment: Callable[[bool], dict[str, str]], tmp_path: Path
+    served_archive_of: Callable[..., Path],
+    driver_environment: Callable[[bool], dict[str, str]],
+    run: Callable[..., dict[str, Any]],
 ) -> Callable[..., dict[str, Any]]:
     """What the child says of the background of a shape."""
+    env = driver_environment(True) | {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}
 
-    def run(*arguments: str, **shape: int) -> dict[str, Any]:
-        path = tmp_path / "raw.foundry"
-        with ArchiveReader.open(archive_of(graphs=64, nodes=2600, **shape)) as reader, path.open("wb+") as file:
-            inflate(reader, file)
-        line = [sys.executable, "-P", str(BACKGROUND), str(path), "5", *arguments]
-        env = driver_environment(True) | {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+    def background(**shape: int) -> dict[str, Any]:
+        return run("background.py", env, served_archive_of(graphs=64, nodes=2600, **shape), 5)
 
-    return run
+    return background
 
 
 # One template has so many members that their columns are turned.

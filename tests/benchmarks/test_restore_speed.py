@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,27 +13,16 @@ from typing import Any
 
 import pytest
 
-from foundryd.archive.inflate import inflate
-from foundryd.archive.reader import ArchiveReader
 from foundryd.daemon.launch import start_daemon
 from foundryd.session.client import attach
 
 CHILD = Path(__file__).parent / "child"
 GRAPHS = 64
-# Graphs as large as those of PyTorch without a compiler.
-LARGE = {"graphs": GRAPHS, "nodes": 2600, "noise": 7500, "programmatic": 300}
 
 pytestmark = pytest.mark.benchmark(min_rounds=3, max_time=0.5, warmup=False)
 
 Environment = Callable[[bool], dict[str, str]]
-
-
-def run(program: str, environment: dict[str, str], *arguments: object) -> dict[str, Any]:
-    line = [sys.executable, "-P", str(CHILD / program), *map(str, arguments)]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+Run = Callable[..., dict[str, Any]]
 
 
 def medians(rows: dict[str, list[float]]) -> dict[str, float]:
@@ -43,7 +30,7 @@ def medians(rows: dict[str, list[float]]) -> dict[str, float]:
 
 
 def test_build_graphs_beside_the_drivers_floor(
-    benchmark: Any, archive_of: Callable[..., Path], driver_environment: Environment, tmp_path: Path
+    benchmark: Any, archive_of: Callable[..., Path], driver_environment: Environment, run: Run, tmp_path: Path
 ) -> None:
     """The benchmark's own time is that of a whole process; what matters is in ``extra_info``, CPU ms a graph."""
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -74,26 +61,16 @@ def test_build_graphs_beside_the_drivers_floor(
     )
 
 
-def as_served(stored: Path, folder: Path) -> Path:
-    """The archive as a daemon serves it, with nothing to decode, in the folder."""
-    path = folder / "raw.foundry"
-    with ArchiveReader.open(stored) as reader, path.open("wb+") as file:
-        inflate(reader, file)
-    return path
+@pytest.fixture(params=[1, 4, 20])
+def large(served_archive_of: Callable[..., Path], request: pytest.FixtureRequest) -> Path:
+    """An archive of graphs as large as those of PyTorch without a compiler, on so many templates, as it is served."""
+    return served_archive_of(graphs=GRAPHS, nodes=2600, templates=request.param, noise=7500, programmatic=300)
 
 
-@pytest.mark.parametrize("templates", [1, 4, 20])
-def test_own_time_of_large_graphs(
-    benchmark: Any,
-    archive_of: Callable[..., Path],
-    driver_environment: Environment,
-    tmp_path: Path,
-    templates: int,
-) -> None:
-    """Of graphs as large as those of PyTorch without a compiler, as a daemon serves them; what matters is in
-    ``extra_info``: CPU ms a graph outside the driver, of all graphs, since the first of a template costs more."""
-    path = as_served(archive_of(**LARGE, templates=templates), tmp_path)
-    line = ("build_graphs.py", driver_environment(True), path, 5, GRAPHS, "clock")
+def test_own_time_of_large_graphs(benchmark: Any, large: Path, driver_environment: Environment, run: Run) -> None:
+    """What matters is in ``extra_info``: CPU ms a graph outside the driver, of all graphs, since the first of a
+    template costs more."""
+    line = ("build_graphs.py", driver_environment(True), large, 5, GRAPHS, "clock")
     timed = benchmark.pedantic(run, line, rounds=2, warmup_rounds=0)
     rows = timed["rows"]
     assert len(rows["own"]) == GRAPHS
@@ -106,18 +83,10 @@ def test_own_time_of_large_graphs(
     )
 
 
-@pytest.mark.parametrize("templates", [1, 4, 20])
-def test_own_time_of_the_background(
-    benchmark: Any,
-    archive_of: Callable[..., Path],
-    driver_environment: Environment,
-    tmp_path: Path,
-    templates: int,
-) -> None:
-    """Of the same graphs in the thread that builds them; ``extra_info`` has wall ms a graph inside and outside the
+def test_own_time_of_the_background(benchmark: Any, large: Path, driver_environment: Environment, run: Run) -> None:
+    """In the thread that builds them; ``extra_info`` has wall ms a graph inside and outside the
     driver."""
-    path = as_served(archive_of(**LARGE, templates=templates), tmp_path)
-    line = ("background.py", driver_environment(True), path, 5, "clock")
+    line = ("background.py", driver_environment(True), large, 5, "clock")
     timed = benchmark.pedantic(run, line, rounds=2, warmup_rounds=0)
     assert timed["driver_ms"] > 0
     benchmark.extra_info.update(own_ms=timed["own_ms"], driver_ms=timed["driver_ms"])
