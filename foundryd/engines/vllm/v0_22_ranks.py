@@ -74,9 +74,14 @@ def worker_settings(config: Settings, worker: Any) -> Settings:
             "foundryd.engines.vllm.capture"
         )
     group = f"{config.group}-{place.replica}" if place.replica else config.group
-    there = replace(config, rank=place.rank, local_rank=place.local_rank, world_size=place.world, group=group)
-    # The device of a worker, which no kernel of what is supported is told.
-    return replace(there, local_rank_unused=True)
+    return replace(
+        config,
+        rank=place.rank,
+        local_rank=place.local_rank,
+        local_rank_unused=True,  # it is the worker's device, which no kernel of what is supported is told
+        world_size=place.world,
+        group=group,
+    )
 
 
 def pynccl_communicators() -> Iterator[tuple[int, Sequence[int]]]:
