@@ -143,6 +143,12 @@ class Divergence:
 class BuildMemory:
     """What building graphs needs meanwhile, kept from one to the next and given back with this object."""
 
+class HeapRoom:
+    """Room in heaps, in large pages (Linux, glibc); what is left of it stays with the heap when this object goes."""
+
+    def make(self, bytes: int) -> None:
+        """Makes room for as much in the calling thread's heap, unless it is there."""
+
 class GraphArrays:
     """A graph as arrays that Python owns.
 

@@ -24,6 +24,9 @@ from foundryd.session.executables import Executables, Member, RestoredGraph
 from foundryd.session.patching import MemberBlocks
 from foundryd.session.policy import RestorePolicy
 
+# What a driver keeps of the host's memory for a node of an executable, about (docs/benchmarks.md).
+_HOST_BYTES = 8 << 10
+
 
 def check_layout(hook: _hook.Hook) -> None:
     """Raises ``LayoutDiverged`` naming the first allocation that is not as recorded."""
@@ -77,7 +80,7 @@ class Materializer:
         self._process = os.getpid()
         self._slots = np.zeros(0, np.uint32)
         self._members = MemberBlocks(reader, variant, plan)
-        self._memory: _hook.BuildMemory | None = None
+        self._building: tuple[_hook.BuildMemory, _hook.HeapRoom] | None = None
         self.executables: Executables | None = None
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
@@ -174,8 +177,10 @@ class Materializer:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
         bindings = self._bound()
         graph = self._members.patched(member, bindings)
-        if self._memory is None:
-            self._memory = self._hook.build_memory()
+        if self._building is None:
+            self._building = self._hook.build_memory(), _hook.HeapRoom()
+        memory, room = self._building
+        room.make(len(graph.nodes) * _HOST_BYTES)
         return BuiltGraph(
             self._hook,
             graph.nodes,
@@ -186,12 +191,12 @@ class Materializer:
             self._small.handles,
             self._variant.members[member.place].instantiate_flags,
             instantiate=False,
-            memory=self._memory,
+            memory=memory,
         )
 
     def _give_back(self) -> None:
         """Lets go of what building graphs needed; to be called again."""
-        self._memory = None
+        self._building = None
         self._members.give_back()
 
     def _load(self, place: int) -> int:

@@ -64,6 +64,7 @@ class Buffer {
 using HookClass = py::class_<Hook>;
 
 void define_arrays(py::module_ &m);
+void define_heap(py::module_ &m);
 void define_memory(py::module_ &m, HookClass &hook);
 void define_modules(HookClass &hook);
 void define_graphs(py::module_ &m, HookClass &hook);

@@ -75,6 +75,7 @@ PYBIND11_MODULE(_hook, m) {
   m.doc() = "The hook's interface and the plain structs of the archive as NumPy dtypes.";
   define_enums(m);
   define_arrays(m);
+  define_heap(m);
   m.def("available", [] { return find_hook() != nullptr; }, "True if the hook is loaded into this process.");
   HookClass hook(m, "Hook", "The hook of this process.  Raises HookMissing if it is not preloaded.");
   hook.def(py::init<>());
