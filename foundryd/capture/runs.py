@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +21,7 @@ from foundryd.capture.recording import Recording, announce, deliver, load, save
 from foundryd.capture.shares import joined
 from foundryd.errors import CaptureError, UsageError
 from foundryd.interrupts import uninterrupted, when_interrupted
+from foundryd.nccl import installed_nccl
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
 
@@ -70,22 +70,6 @@ def preload(environment: Mapping[str, str], *libraries: Path) -> str:
             )
     before = [p for p in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if p and p not in ours]
     return ":".join([*ours, *before])
-
-
-def installed_nccl() -> str | None:
-    """The number of the NCCL that is installed beside foundryd, 22809 for 2.28.9; None if there is none or two differ.
-
-    The stub takes its place while capturing and answers with this version, which a restoring engine must then have.
-    """
-    found = set()
-    for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        with suppress(PackageNotFoundError):
-            found.add(version(package))
-    numbers = found.pop().split(".")[:3] if len(found) == 1 else []
-    if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
-        return None
-    major, minor, patch = map(int, numbers)
-    return str(major * 10000 + minor * 100 + patch)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from foundryd.demo.reference import Expected
 from foundryd.demo.rendezvous import StoreServer
 from foundryd.errors import DeadlineExceeded, FoundrydError, UsageError
 from foundryd.interrupts import uninterrupted, when_interrupted
+from foundryd.nccl import nccl_folder
 
 DRIVERS = ("soft", "cuda", "auto")
 _PROBE = "from cuda.bindings import driver as d; d.cuInit(0); raise SystemExit(0 if d.cuDeviceGetCount()[1] else 1)"
@@ -60,8 +61,10 @@ def choose_driver(driver: str, *, timeout: float = 60.0) -> str:
 def driver_environment(driver: str, env: Mapping[str, str]) -> dict[str, str]:
     """``env`` with what a process needs to load that driver and its NCCL; ``driver`` is ``soft`` or ``cuda``."""
     out = dict(env)
-    if driver == "soft":
-        paths = [os.fspath(_native.soft_folder()), *filter(None, [out.get("LD_LIBRARY_PATH", "")])]
+    # A capture says the version of the package's NCCL, and the system may have another one.
+    first = _native.soft_folder() if driver == "soft" else nccl_folder()
+    if first is not None:
+        paths = [os.fspath(first), *filter(None, [out.get("LD_LIBRARY_PATH", "")])]
         out["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     # One thread is plenty for a rank that shares its machine with all the others.
     out.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -287,25 +287,3 @@ def test_the_control_goes_on_without_trials_that_were_fatal(captured):
     assert launched == [*SAMPLED, 1, 1, 1, *confirmed(result)]
     assert [line.rpartition(": ")[2] for line in said if "fatal" in line] == ['["one"]', '["two"]']
     assert result.rules == {"affine ep": 1, "noise": 1}
-
-
-@pytest.mark.parametrize(
-    ("installed", "number"),
-    [
-        ({"nvidia-nccl-cu13": "2.28.9"}, "22809"),
-        ({"nvidia-nccl-cu12": "2.27.3"}, "22703"),
-        ({"nvidia-nccl-cu12": "2.28.9", "nvidia-nccl-cu13": "2.28.9"}, "22809"),
-        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.9"}, None),
-        ({"nvidia-nccl-cu12": "2.28.9.post1"}, "22809"),
-        ({"nvidia-nccl-cu12": "2.x.9"}, None),
-        ({}, None),
-    ],
-)
-def test_the_stub_answers_with_the_version_that_is_installed(monkeypatch, installed, number):
-    def version(name):
-        if name not in installed:
-            raise runs.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(runs, "version", version)
-    assert runs.installed_nccl() == number

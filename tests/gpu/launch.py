@@ -85,11 +85,13 @@ def devices() -> int:
     return listed.stdout.count("GPU ")
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port that nobody else is given meanwhile; who asks for it (with ``SO_REUSEADDR``) may listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def run(
@@ -213,8 +215,9 @@ def run_ranks(command: Sequence[str], world: int, environment: Environment, *, t
     Raises ``RunFailed`` when a rank fails or all are late; the others are ended then.
     """
     shared = clean_environment() | dict(environment)
-    shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foundryd-ranks-")))
         own = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
         if world > 1 and devices() < world:

@@ -52,6 +52,7 @@ REST_OF_8 = "4,5,6"  # the tool's own sample has the others
 FEW = {"FOUNDRYD_EXECUTABLES": "2"}  # fewer than batch sizes, so that executables are changed all the time
 OF_64 = "0,1,2,31,63"
 MOE = ("--model", "moe")
+CROWD = 4  # ranks that may share a GPU: each is a process with a context, and NCCL connects them by sockets
 CASES = (
     Case("features", "tp=1", Program("torch_features.py")),
     _decode("dense", "tp=1"),
@@ -125,7 +126,7 @@ def run_case(
     """Captures, verifies, restores, and compares every digest with a native run's.
 
     ``limit`` is in seconds, for all of it; ``jobs`` launches of the capture run side by side.  ``crowded``: where there
-    are too few GPUs, ranks share them.
+    are too few GPUs, as many as ``CROWD`` ranks share one.
     """
     outcome = Outcome(case.name, case.variant, case.world)
     archive = folder / f"{case.name}.foundry"
@@ -146,7 +147,7 @@ def run_case(
         unproven = not_proven(outcome.capture, case.world)
         if unproven:
             outcome.detail = unproven
-        elif case.world > gpus and not crowded:
+        elif case.world > gpus * (CROWD if crowded else 1):
             outcome.verdict = "captured"
             outcome.detail = f"{gpus} GPUs here"
         else:

@@ -249,7 +249,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=1, help="cases of one GPU side by side; their times say little then"
     )
-    parser.add_argument("--crowded", action="store_true", help="ranks of a case share GPUs where these are too few")
+    parser.add_argument("--crowded", action="store_true", help="where GPUs are too few, up to four ranks share one")
     parser.add_argument("--share-gpus", action="store_true", help="cases of several GPUs side by side, too")
     parser.add_argument("--capture-jobs", type=int, default=1, help="launches of each case's capture side by side")
     parser.add_argument("--controls", type=int, default=1, help="controls of a capture that share its proofs")

@@ -27,7 +27,8 @@ def foundryd(*arguments):
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    # The figures say why a demo is not ok.
+    assert done.returncode == 0, f"{done.stderr[-3000:]}\n{done.stdout[-3000:]}"
     return done.stdout
 
 

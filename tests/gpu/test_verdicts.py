@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 import sys
 import time
 from pathlib import Path
@@ -87,6 +88,33 @@ def test_ranks_that_share_a_gpu_are_of_different_hosts_to_nccl(script, monkeypat
     monkeypatch.setattr(launch, "devices", lambda: gpus)
     source = "import json, os; print(json.dumps({'host': os.environ.get('NCCL_HOSTID')}))"
     assert [r["host"] for r in launch.run_ranks(python(source), 2, {}, timeout=30)] == hosts
+
+
+def test_a_reserved_port_is_for_who_asks_for_it_and_for_nobody_else(script):
+    """A port that is only looked up may be another's before a rank listens there."""
+    with script("launch").reserved_port() as port:
+        with socket.socket() as refused, pytest.raises(ConnectionRefusedError):
+            refused.connect(("127.0.0.1", port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("world", "crowded", "verdict"), [(4, True, "ok"), (8, True, "captured"), (4, False, "captured")]
+)
+def test_few_ranks_share_a_gpu(script, tmp_path, monkeypatch, world, crowded, verdict):
+    matrix = script("matrix")
+    ranks = list(range(world))
+    monkeypatch.setattr(matrix, "capture", lambda *_, **__: {"captured_ranks": ranks, "heldout_ranks": []})
+    monkeypatch.setattr(matrix, "foundryd", lambda *_, **__: "")
+    monkeypatch.setattr(
+        matrix, "_restore_and_compare", lambda case, archive, outcome, deadline: setattr(outcome, "verdict", "ok")
+    )
+    case = matrix.Case("several", f"tp={world}", script("launch").Program("decode.py"))
+    assert matrix.run_case(case, 1, tmp_path, crowded=crowded).verdict == verdict
 
 
 def test_a_rank_that_fails_ends_the_others_and_says_why(script):

@@ -11,12 +11,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from launch import RunFailed, TimeUp, free_port
+from launch import RunFailed, TimeUp, reserved_port
 
 CALLABLE = {"VLLM_SERVER_DEV_MODE": "1"}  # variables of a server whose workers' methods can be called
 SETTLE = 10.0  # seconds that processes of a server may take to end after it
@@ -29,7 +29,8 @@ class Server:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._log, self._port = log, free_port()
+        self._log, self._held = log, ExitStack()
+        self._port = self._held.enter_context(reserved_port())
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", str(self._port)],
@@ -44,7 +45,8 @@ class Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.sweep()
+        with self._held:
+            self.sweep()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
 
