@@ -152,7 +152,9 @@ def capture(
 ) -> Report:
     """Captures a program for a world of ``world`` ranks on one GPU; the command's figures."""
     options = ["-o", str(archive), "--world-size", str(world), "--variant", variant, "--driver", DRIVER, "--json"]
-    options += ["--jobs", str(jobs), "--controls", str(controls), *(["--sample", sample] if sample else [])]
+    # One launch may take all of the time: the control of 512 graphs needs most of it for its proofs.
+    options += ["--deadline", f"{timeout:.0f}", "--jobs", str(jobs), "--controls", str(controls)]
+    options += ["--sample", sample] if sample else []
     options += ["--held-out", held_out] if held_out else []
     out = foundryd(
         "capture",
