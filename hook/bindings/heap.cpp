@@ -71,7 +71,8 @@ class HeapRoom {
       known.pop_back();
       fresh.push_back(allocate(kFresh));
     }
-    for (Block &block : fresh) keep(std::move(block));
+    for (const Block &block : fresh) note(block);
+    if (!fresh.empty()) pin(std::move(fresh.front()));
   }
 
  private:
@@ -80,17 +81,23 @@ class HeapRoom {
                        [=](const Range &r) { return r.first <= first && first + kBlock <= r.end; });
   }
 
-  void keep(Block block) {
+  void note(const Block &block) {
     const Range range{address(block), address(block) + kFresh};
     const uintptr_t first = (range.first + kPage - 1) / kPage * kPage, end = range.end / kPage * kPage;
     // Where the system has no large pages, small ones are as good as they were.
     madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
-    // The heap has the rest of a block that becomes shorter, and cannot give the system back what lies before its end.
-    if (void *const pin = std::realloc(block.get(), kPin)) {
+    if (!ranges_.empty() && range.first - ranges_.back().end <= kPin)
+      ranges_.back().end = range.end;
+    else
+      ranges_.push_back(range);
+  }
+
+  // The heap has the rest of a block that becomes shorter, and cannot give the system back what lies before its end.
+  void pin(Block block) {
+    if (void *const kept = std::realloc(block.get(), kPin)) {
       static_cast<void>(block.release());
-      pins_.emplace_back(pin);
+      pins_.emplace_back(kept);
     }
-    ranges_.push_back(range);
   }
 
   struct Range {
