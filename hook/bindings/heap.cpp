@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
+#include <utility>
 #include <vector>
 
 #include "api.h"
@@ -34,9 +34,7 @@ struct Free {
 using Block = std::unique_ptr<void, Free>;
 
 Block allocate(size_t bytes) {
-  Block block(std::malloc(bytes));
-  if (block == nullptr) throw std::bad_alloc();
-  return block;
+  return Block(std::malloc(bytes));
 }
 
 uintptr_t address(const Block &block) {
@@ -53,7 +51,8 @@ class HeapRoom {
  public:
   HeapRoom() {
     const Block largest = allocate(kThreshold);
-    *static_cast<volatile char *>(largest.get()) = 0;  // or a compiler may leave both calls out
+    // Or a compiler may leave both calls out.
+    if (largest != nullptr) *static_cast<volatile char *>(largest.get()) = 0;
   }
 
   // Nobody has `bytes` of the heap then that are to be large pages, and a block more: once the last of it is taken, the
@@ -65,11 +64,15 @@ class HeapRoom {
     std::vector<Block> known, fresh;
     known.reserve(count);
     fresh.reserve(count);
-    while (known.size() + fresh.size() < count) {
-      known.push_back(allocate(kBlock));
-      if (!in_heap(known.back()) || has(address(known.back()))) continue;
-      known.pop_back();
-      fresh.push_back(allocate(kFresh));
+    for (size_t i = 0; i < count; ++i) {
+      Block block = allocate(kBlock);
+      const bool is_new = block != nullptr && in_heap(block) && !has(address(block));
+      if (is_new) {
+        block.reset();
+        block = allocate(kFresh);
+      }
+      if (block == nullptr) break;  // who needs memory will say that there is none
+      (is_new ? fresh : known).push_back(std::move(block));
     }
     for (const Block &block : fresh) note(block);
     if (!fresh.empty()) pin(std::move(fresh.front()));

@@ -93,6 +93,20 @@ IDLE = (
 """
 )
 
+SCARCE = (
+    PRELUDE
+    + """
+    room = HeapRoom()
+    for more in (8, 40, 80):
+        limit = (kibibytes("VmSize") << 10) + (more << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        room.make(100 << 20)
+        room = HeapRoom()
+        room.make(1)
+    answer(whole(take(1 << 20, 7), 7))
+"""
+)
+
 
 @pytest.mark.skipif(
     not LARGE_PAGES.exists() or "[never]" in LARGE_PAGES.read_text(), reason="this system has no large pages"
@@ -114,3 +128,8 @@ def test_room_that_nobody_takes_is_made_once_and_is_not_resident(hooked, env):
     assert found["resident"] < 1024
     assert abs(found["size"]) < 1024
     assert abs(found["mappings"]) < 8
+
+
+def test_where_there_is_no_memory_for_room_none_is_made(hooked):
+    """Eight, forty and eighty MiB more than it has: too few for a block, for two, and for all that is asked."""
+    assert hooked.python(SCARCE)
