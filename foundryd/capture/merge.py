@@ -14,6 +14,7 @@ from foundryd.archive import index as ix
 from foundryd.archive.dtypes import noise_dtype
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
+from foundryd.capture.demands import demanded_host, with_host
 from foundryd.capture.recording import (
     ContentRecord,
     Proofs,
@@ -25,6 +26,7 @@ from foundryd.capture.recording import (
     unpack,
     unpack_ranked,
 )
+from foundryd.capture.structure import describe_allocation, host_rows, same_structure
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedContent, UnexplainedWord
 from foundryd.rankpatch.infer import Inference, RankView, infer
 from foundryd.rankpatch.mesh import Mesh
@@ -45,6 +47,7 @@ class Merge:
     control: int
     varied: bool  # whether the control can prove strays, see capture.control
     strays: int  # bytes of these that it proved
+    noise: np.ndarray  # rows of ``noise_dtype`` by block: what it proved harmless, strays among them
     confirmed: list[Report] = field(default_factory=list)  # of ranks that inference did not see, as they came
 
     @property
@@ -70,8 +73,8 @@ class Merge:
 
     def check(self, held_out: Recording) -> Report:
         """Raises ``HeldOutMismatch`` unless the rules reproduce a rank that inference did not see."""
-        self._same_structure(held_out, HeldOutMismatch)
-        ours = without(held_out, self.dead)
+        same_structure(self.reference, held_out, HeldOutMismatch)
+        ours = self._as_merged(held_out)
         known = {c.address for c in self.reference.contents}
         extra = [c for c in ours.contents if c.address not in known]
         ranges = [c.address for c in extra]
@@ -94,15 +97,25 @@ class Merge:
             raise
         if extra:
             raise HeldOutMismatch(_only_held_out(extra, held_out.rank), ranges=ranges)
+        self._refuse_more_host(held_out)
         return report
 
     def add_images(self, recording: Recording) -> None:
         """Takes a further rank in for its images only; its words must be what the rules say."""
         self.confirmed.append(self.check(recording))
-        self.recordings.append(align_contents([self.reference, without(recording, self.dead)])[1])
+        self.recordings.append(align_contents([self.reference, self._as_merged(recording)])[1])
 
-    def _same_structure(self, other: Recording, error: type[CaptureError]) -> None:
-        same_structure(self.reference, other, error)
+    def _as_merged(self, recording: Recording) -> Recording:
+        return with_host(without(recording, self.dead), host_rows(self.reference))
+
+    def _refuse_more_host(self, held_out: Recording) -> None:
+        """Raises ``HeldOutMismatch`` if the rank needs pinned memory that the archive does not have."""
+        kept, own = host_rows(self.reference), demanded_host([without(held_out, self.dead)], self.noise)
+        if len(own) > len(kept):
+            raise HeldOutMismatch(
+                f"the held-out rank {held_out.rank} refers to {describe_allocation(own[-1])}, and what the sampled "
+                f"ranks refer to ends after {len(kept)} allocations of that arena: sample rank {held_out.rank} as well"
+            )
 
     def ranked(self) -> Ranked:
         """What ``pack`` adds to the reference."""
@@ -128,15 +141,19 @@ def merge(
     Raises ``CaptureError`` if ranks differ in structure, ``UnexplainedWord`` and ``UnexplainedContent``.  All content
     of all these recordings was offered to the control, so what it did not prove dead no further capture changes.
     """
-    reference = recordings[0]
-    mesh = Mesh.parse(reference.variant)
-    for other in [*recordings[1:], control, *repeats]:
-        same_structure(reference, other, CaptureError)
+    mesh = Mesh.parse(recordings[0].variant)
+    every = [*recordings, control, *repeats]
+    _same_structures(every, len(recordings))
     proofs = control.proofs or Proofs()
+    noise = np.concatenate([proofs.noise, proofs.strays])
+    noise = noise[np.argsort(noise["block"], kind="stable")]
     dead = set(proofs.dead)
-    for recording in (*recordings, control, *repeats):
-        _refuse_addresses(recording, dead)
-    every = align_contents([without(r, dead) for r in [*recordings, control, *repeats]])
+    every = [without(recording, dead) for recording in every]
+    host = demanded_host(every, noise)
+    every = [with_host(recording, host) for recording in every]
+    for recording in every:
+        _refuse_addresses(recording)
+    every = align_contents(every)
     living, control, repeats = every[: len(recordings)], every[len(recordings)], every[len(recordings) + 1 :]
     try:
         inference = infer(
@@ -174,14 +191,27 @@ def merge(
         control.rank,
         proofs.varied,
         int(proofs.strays["width"].sum()),
+        noise,
     )
 
 
-def _refuse_addresses(recording: Recording, dead: set[int]) -> None:
+def _same_structures(every: Sequence[Recording], sampled: int) -> None:
+    """Raises ``CaptureError`` if any two differ; the first ``sampled`` are of samples, the next is of the control."""
+    names = [f"rank {recording.rank}" for recording in every[:sampled]]
+    names.append(f"the control of rank {every[sampled].rank}")
+    names += [f"another capture of rank {recording.rank}" for recording in every[sampled + 1 :]]
+    # Lists of pinned memory that begin the same one need not begin one another.
+    base = max(range(len(every)), key=lambda place: len(host_rows(every[place])))
+    for place, other in enumerate(every):
+        if place != base:
+            same_structure(every[base], other, CaptureError, names=(names[base], names[place]))
+
+
+def _refuse_addresses(recording: Recording) -> None:
     """Raises ``UnexplainedContent`` if content that a restore brings has the address of a module's global."""
     ordinals = {c.address: (c.ordinal, c.arena) for c in recording.contents}
     for address, offset, name in recording.notes.get("global_addresses", []):
-        if address in dead or address not in ordinals:
+        if address not in ordinals:
             continue
         ordinal, arena = ordinals[address]
         raise UnexplainedContent(
@@ -239,48 +269,6 @@ def _only_held_out(contents: Sequence[ContentRecord], rank: int) -> str:
 def without(recording: Recording, dead: set[int]) -> Recording:
     """The recording without the content that was proven dead."""
     return replace(recording, contents=[c for c in recording.contents if c.address not in dead])
-
-
-def same_structure(reference: Recording, other: Recording, error: type[CaptureError]) -> None:
-    """Raises ``error`` naming the first part in which two ranks are not built alike."""
-    theirs = other.structure()
-    for part, ours in reference.structure().items():
-        if ours != theirs[part]:
-            detail = _first_difference(ours, theirs[part])
-            raise error(
-                f"rank {other.rank} differs from rank {reference.rank} in its {part}{detail}: ranks of one class "
-                "must be built alike, so declare the boundary or make the engine deterministic"
-            )
-    if not np.array_equal(reference.allocations, other.allocations):
-        raise error(_allocation_difference(reference, other))
-
-
-def _first_difference(ours: object, theirs: object) -> str:
-    if isinstance(ours, list) and isinstance(theirs, list):
-        if len(ours) != len(theirs):
-            return f" ({len(ours)} against {len(theirs)})"
-        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-        if isinstance(ours[place], bytes):
-            return f" (number {place})"
-        return f" (number {place}: {ours[place]} against {theirs[place]})"
-    return "" if isinstance(ours, bytes) else f" ({ours} against {theirs})"
-
-
-def _allocation_difference(reference: Recording, other: Recording) -> str:
-    ours, theirs = reference.allocations, other.allocations
-    for a, b in zip(ours, theirs, strict=False):
-        if a != b:
-            return (
-                f"allocation {a['ordinal']} of arena {arena_name(int(a['arena']))} is {a['bytes']} bytes at "
-                f"{a['address']:#x} on "
-                f"rank {reference.rank} and allocation {b['ordinal']} of arena {arena_name(int(b['arena']))} is "
-                f"{b['bytes']} bytes at "
-                f"{b['address']:#x} on rank {other.rank}: make the engine allocate alike on every rank"
-            )
-    return (
-        f"rank {reference.rank} made {len(ours)} allocations and rank {other.rank} made {len(theirs)}: make the engine "
-        "allocate alike on every rank"
-    )
 
 
 def align_contents(recordings: Sequence[Recording]) -> list[Recording]:

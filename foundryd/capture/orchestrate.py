@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.verify import verify
-from foundryd.capture.merge import Merge, merge, same_structure, unruled, write_archive
+from foundryd.capture.merge import Merge, merge, unruled, write_archive
 from foundryd.capture.recording import Recording
 from foundryd.capture.runs import CaptureSpec, Progress, Runs
+from foundryd.capture.structure import alike, class_keys, same_structure
 from foundryd.errors import CaptureError, HeldOutMismatch, UnexplainedWord
 from foundryd.rankpatch.mesh import Mesh
 from foundryd.rankpatch.noise import Strays
@@ -133,7 +135,7 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequenc
     runs.start_control(first.control, first.ranks)
     runs.run_all(first.ranks)
     while True:
-        keys = {r: recording.structure_key() for r, recording in runs.recordings.items()}
+        keys = class_keys(runs.recordings)
         if len(set(keys.values())) > 1 and runs.again():
             continue
         split = split_classes(mesh, keys)
@@ -146,10 +148,9 @@ def _classes(mesh: Mesh, requested: Sequence[int] | None, runs: Runs) -> Sequenc
 
 def _why(recordings: Mapping[int, Recording]) -> str:
     """What the first two ranks that differ differ in."""
-    first, *others = (recordings[r] for r in sorted(recordings))
-    for other in others:
+    for one, other in combinations((recordings[r] for r in sorted(recordings)), 2):
         try:
-            same_structure(first, other, CaptureError)
+            same_structure(one, other, CaptureError)
         except CaptureError as difference:
             return str(difference)
     return "ranks with templates of their own"
@@ -259,7 +260,7 @@ def _merge(sampling: Sampling, runs: Runs, suspects: _Suspects) -> tuple[Merge, 
         witnesses = [rank for rank in suspects.witnesses if rank not in sampling.ranks]
         suspects.add(unruled(recordings, sampling.members), recordings[0])
         control = runs.control(sampling.control, [*sampling.ranks, *witnesses], sorted(suspects.words))
-        if control.structure_key() != runs.run(sampling.control).structure_key() and runs.warm_control():
+        if not alike(control, [runs.run(sampling.control)]) and runs.warm_control():
             continue
         try:
             merged = merge(recordings, control, sampling.members, runs.repeats(sampling.ranks))

@@ -8,12 +8,20 @@ a graph reaches has to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from foundryd.archive.members import Bytes
 from foundryd.capture.mentions import Mentions
+from foundryd.session.arena import ARENAS
+
+HOST = ARENAS.index("host")
+
+
+def on_host(allocations: np.ndarray) -> np.ndarray:
+    """Which rows are of pinned host memory, bool."""
+    return np.asarray(allocations["arena"] == HOST)
 
 
 def needed(
@@ -21,14 +29,14 @@ def needed(
     exact: Iterable[Bytes],
     aligned: Iterable[Bytes],
     named: Iterable[int],
-    held: Mapping[int, Bytes] | None = None,
+    held: Sequence[tuple[int, Bytes]] = (),
 ) -> np.ndarray:
     """Those of ``host`` (rows of the host arena, by ordinal) up to the last that something refers to.
 
     ``exact`` are bytes in which an address may begin anywhere, ``aligned`` those in which it is a multiple of 8 away
-    from the beginning, ``named`` addresses that the engine compares, ``held`` what rows of ``host`` hold by their
-    ordinal: those that are needed may refer to more.  Where memory was given back and taken again, the last to have it
-    counts.
+    from the beginning, ``named`` addresses that the engine compares, ``held`` what rows of ``host`` hold, each
+    beside its ordinal: those that are needed may refer to more.  Where memory was given back and taken again, the last
+    to have it counts.
     """
     mentions = Mentions(host["address"], host["bytes"])
     mentions.see([np.array(list(named), np.uint64).view(np.uint8)], aligned=True)
@@ -36,7 +44,7 @@ def needed(
     mentions.see(aligned, aligned=True)
     count, more = 0, _reach(mentions)
     while more > count:
-        mentions.see([data for ordinal, data in (held or {}).items() if count <= ordinal < more], aligned=True)
+        mentions.see([data for ordinal, data in held if count <= ordinal < more], aligned=True)
         count, more = more, _reach(mentions)
     return host[:count]
 

@@ -15,7 +15,7 @@ from foundryd.archive.windows import with_own
 from foundryd.capture.canonical import COMM, Numbering, canonical
 from foundryd.capture.device import MemoryKernels, chunks_of
 from foundryd.capture.modules import GlobalRange, RecordedModules, record_modules
-from foundryd.capture.pinned import needed
+from foundryd.capture.pinned import HOST, needed, on_host
 from foundryd.capture.recording import ContentRecord, Recording
 from foundryd.capture.symbols import Symbols
 from foundryd.errors import CaptureError
@@ -117,6 +117,7 @@ class Recorder:
         windows = hook.windows()
         referring = [*(graph.params for graph in graphs), ops.view(np.uint8).reshape(-1)]
         referring += [data for module in recorded.records for _, data in module.globals]
+        named = list(named)
         allocations, contents = self._memory(referring, named)
         everywhere = [symbols, beside]
         return Recording(
@@ -148,6 +149,8 @@ class Recorder:
                     for found in (some.first_in(content.data) for some in everywhere)
                     if found is not None
                 ],
+                # A merge looks again at what refers to pinned memory.
+                "named_on_host": [int(a) for a in named if (a - report.arena_base) // report.arena_stride == HOST],
                 "opaque_modules": sorted(recorded.opaque.items()),
                 "images": [[i.bytes, i.kept_because, i.cut_bytes, i.uncut_because, i.cut] for i in recorded.images],
             },
@@ -209,11 +212,11 @@ class Recorder:
         """
         every = self._hook.allocations()
         every = every[np.lexsort((every["ordinal"], every["arena"]))]
-        host = every["arena"] == ARENAS.index("host")
-        contents, on_host = self._contents(every[~host]), self._contents(every[host])
-        held = {c.ordinal: c.data for c in on_host}
-        pinned = needed(every[host], referring, [c.data for c in contents], named, held)
-        return np.concatenate([every[~host], pinned]), contents + [c for c in on_host if c.ordinal < len(pinned)]
+        host = on_host(every)
+        contents, pinned = self._contents(every[~host]), self._contents(every[host])
+        held = [(c.ordinal, c.data) for c in pinned]
+        rows = needed(every[host], referring, [c.data for c in contents], named, held)
+        return np.concatenate([every[~host], rows]), contents + [c for c in pinned if c.ordinal < len(rows)]
 
     def _communicators(self, mesh: Mesh, ops: np.ndarray) -> list[ix.Communicator]:
         """Communicators in creation order, by the mesh axes they span where they span any."""
@@ -252,7 +255,7 @@ class Recorder:
     def _contents(self, allocations: np.ndarray) -> list[ContentRecord]:
         """Every live one of ``allocations`` in the content arenas that is not all zero."""
         rows = allocations[np.isin(allocations["arena"], _CONTENT_ARENAS) & (allocations["live"] == 1)]
-        on_device = rows[rows["arena"] != ARENAS.index("host")]
+        on_device = rows[~on_host(rows)]
         zero = _all_zero([(int(r["address"]), int(r["bytes"])) for r in on_device])
         out = []
         for row in rows:

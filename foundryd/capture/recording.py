@@ -28,6 +28,7 @@ from foundryd.archive.noise import to_store
 from foundryd.archive.reader import ArchiveReader
 from foundryd.archive.writer import ArchiveWriter
 from foundryd.capture.canonical import Graph, field_table, template_key
+from foundryd.capture.pinned import on_host
 from foundryd.errors import ArchiveFormatError, CaptureError
 from foundryd.rankpatch.noise import span_bytes
 from foundryd.session.arrays import decode_outputs, encode_outputs, freeze_key
@@ -190,12 +191,12 @@ class Recording:
         }
 
     def structure_key(self) -> bytes:
-        """Equal for ranks that can share a class, whether they come from this process or from a file.
+        """Equal for ranks that can share a class but for pinned host memory, for which see ``structure.alike``.
 
-        A file has dicts in another order, and lists for tuples.
+        A rank may come from this process or from a file, which has dicts in another order, and lists for tuples.
         """
         digest = blake3.blake3(msgspec.msgpack.encode(self.structure(), order="deterministic"))
-        digest.update(self.allocations.tobytes())
+        digest.update(self.allocations[~on_host(self.allocations)].tobytes())
         return digest.digest()
 
 

@@ -19,6 +19,7 @@ from foundryd import _native
 from foundryd.capture.journal import unended, write_share, write_strays
 from foundryd.capture.recording import Recording, announce, deliver, load, save
 from foundryd.capture.shares import joined
+from foundryd.capture.structure import alike
 from foundryd.errors import CaptureError, UsageError
 from foundryd.interrupts import uninterrupted, when_interrupted
 from foundryd.nccl import installed_nccl
@@ -184,13 +185,12 @@ class Runs:
         return bool(cold)
 
     def _like_its_rank(self, rank: int, recording: Recording) -> bool:
-        return recording.structure_key() == self.recordings[rank].structure_key()
+        return alike(recording, [self.recordings[rank]])
 
     def run_all_like(self, ranks: Sequence[int], reference: Recording) -> list[Recording]:
         """The recordings of ``ranks``, captured again if one is not built like the reference."""
         self.run_all(ranks)
-        key = reference.structure_key()
-        if any(rank not in self._warm and self.recordings[rank].structure_key() != key for rank in ranks):
+        if not alike(reference, [self.recordings[rank] for rank in ranks if rank not in self._warm]):
             self.again()
         return [self.recordings[rank] for rank in ranks]
 

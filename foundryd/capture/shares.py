@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from foundryd.capture.recording import Proofs, Recording
+from foundryd.capture.structure import alike, host_rows
 
 
 def joined(controls: Sequence[Recording], references: Sequence[Recording]) -> Recording:
@@ -18,9 +19,10 @@ def joined(controls: Sequence[Recording], references: Sequence[Recording]) -> Re
     capture has.  A range is dead if it is so for the graphs of every control.  Content that not all offered to their
     proofs, because some found zeros there as ``references`` did, counts as these zeros.
     """
-    first, *others = controls
-    for other in others:
-        if other.structure_key() != first.structure_key():
+    # Its graphs, too, may use the pinned memory that only one control still had to record.
+    first = max(controls, key=lambda control: len(host_rows(control)))
+    for other in controls:
+        if other is not first and not alike(first, [other]):
             return other
     graphs = [controls[number % len(controls)].graphs[number] for number in range(len(first.graphs))]
     offered = [{c.address for c in r.contents} for r in controls]

@@ -254,6 +254,7 @@ class GraphSet:
         from foundryd.capture.control import Trials, prove
         from foundryd.capture.journal import Journal, read_strays
         from foundryd.capture.recording import load, save
+        from foundryd.capture.structure import alike
 
         assert self._hook is not None
         assert self._settings.recording is not None
@@ -265,9 +266,8 @@ class GraphSet:
             graph.outputs = native.outputs
         if self._settings.references:
             others = [load(p) for p in self._settings.references]
-            key = recording.structure_key()
             # A rank that is built otherwise now is captured again, so proofs of this capture would be of no use.
-            if all(other.structure_key() == key for other in others if other.rank == recording.rank):
+            if alike(recording, [other for other in others if other.rank == recording.rank]):
                 trials = Trials(Journal(self._settings.journal), vary, read_strays(self._settings.strays))
                 modules = self._recorder.module_ids
                 recording.proofs = prove(self._hook, recording, others, self._natives, modules, trials)

@@ -30,6 +30,7 @@ from foundryd.settings import Settings
 
 BASE, STRIDE = 0x600000000000, 256 << 30
 UNREAD = 400  # bytes of the second parameter
+GARBAGE = 24  # in the second parameter, a stale address
 FIELDS = [(0, 16), (16, UNREAD), (16 + UNREAD, 1)]
 
 
@@ -121,6 +122,11 @@ def tuned(launch: Launch) -> dict[str, object]:
     return cold(launch) | {"image": b"an image of rank %d" % launch.rank, "grid": (32, 64, 16)[launch.rank**2 % 3]}
 
 
+def staging(launch: Launch) -> dict[str, int]:
+    """As many staging buffers as happened to be in use, and garbage that has the address of the last."""
+    return {"staged": 1 + (launch.rank * 3 + launch.time) % 4}
+
+
 def cold(launch: Launch) -> dict[str, int]:
     """Each rank's first launch compiles, and allocates for it."""
     return {"compiled": int(launch.time == 1)}
@@ -176,12 +182,24 @@ SCRIPTS = {
     f.__name__: f
     for f in (
         few_values, surprise, settled, late, beside, scratch, scratch_and_garbage, scratch_and_surprise, read,
-        read_when_sampled, stack, wanted, squares, tuned, cold, told, chilly, moved, adrift, fatal, outside, failing,
-        forgetful,
+        read_when_sampled, stack, wanted, squares, tuned, staging, cold, told, chilly, moved, adrift, fatal, outside,
+        failing, forgetful,
     )
 }  # fmt: skip
 VARIED = ("settled", "late", "scratch_and_garbage", "stack", "wanted")  # can put themselves into other states
 READ = ("read", "read_when_sampled")  # their graph depends on what its allocations held before
+
+
+def host_rows(count: int) -> np.ndarray:
+    """The first so many allocations of pinned memory."""
+    rows = np.zeros(count, _hook.allocation_dtype)
+    rows["arena"], rows["ordinal"] = ARENAS.index("host"), np.arange(count)
+    rows["address"], rows["bytes"], rows["live"] = BASE + 5 * STRIDE + 4096 * np.arange(count), 4096, 1
+    return rows
+
+
+def put(params: np.ndarray, offset: int, address: int) -> None:
+    params[offset : offset + 8] = np.array([address], "<u8").view(np.uint8)
 
 
 def recording(
@@ -194,6 +212,7 @@ def recording(
     filled: Sequence[int] = (),
     image: bytes = b"an image",
     grid: int = 1,
+    staged: int = 0,
 ) -> Recording:
     node = np.zeros(1, _hook.node_dtype)
     node["type"], node["child"], node["comm_group"], node["param_bytes"] = KERNEL, NONE, NONE, 17 + UNREAD
@@ -205,6 +224,9 @@ def recording(
     graph = Graph(("g",), node, np.zeros(0, _hook.edge_dtype), np.zeros(0, _hook.attribute_dtype), params)
     allocations = np.zeros(compiled, _hook.allocation_dtype)
     allocations["bytes"], allocations["address"] = 4096, BASE
+    allocations = np.concatenate([allocations, host_rows(staged)])
+    if staged:
+        put(params, GARBAGE, int(allocations["address"][-1]))
     arena = ARENAS.index("graph")
     contents = [ContentRecord(BASE + 4096 * n, arena, n, np.full(64, 16 + rank, np.uint8)) for n in filled]
     return Recording(

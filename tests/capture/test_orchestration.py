@@ -195,6 +195,15 @@ def test_ranks_are_captured_again_where_their_first_launch_was_cold(captured):
         assert reader.section(variant.allocations).nbytes == 0
 
 
+def test_staging_buffers_that_only_garbage_mentions_split_no_class_and_are_not_archived(captured):
+    result, launched, said = captured("staging")
+    assert launched == [*SAMPLED, 1, *confirmed(result)]
+    assert not any("rank classes" in line for line in said)
+    with ArchiveReader.open(captured.archive) as reader:
+        assert violations(reader, deep=True) == []
+        assert reader.section(reader.index.variants[0].allocations).nbytes == 0
+
+
 def test_no_control_is_made_of_launches_that_say_they_were_cold(captured):
     result, launched, _ = captured("told")
     assert launched == [*SAMPLED, *SAMPLED, 1, *confirmed(result), *confirmed(result)]

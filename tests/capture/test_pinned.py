@@ -64,4 +64,4 @@ def test_what_a_needed_row_holds_an_address_of_is_needed_and_so_on(rows, start, 
     count = 1 + last_of(rows, named)
     while (more := 1 + last_of(rows, [*named, *(int(held[n].view(np.uint64)[0]) for n in range(count))])) > count:
         count = more
-    assert len(needed(rows, [], [], named, held)) == count
+    assert len(needed(rows, [], [], named, list(held.items()))) == count
