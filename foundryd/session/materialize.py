@@ -26,6 +26,7 @@ from foundryd.session.policy import RestorePolicy
 
 # What a driver keeps of the host's memory for a node of an executable, about (docs/benchmarks.md).
 _HOST_BYTES = 8 << 10
+_LARGE_PAGE = 2 << 20  # bytes
 
 
 def check_layout(hook: _hook.Hook) -> None:
@@ -180,7 +181,10 @@ class Materializer:
         if self._building is None:
             self._building = self._hook.build_memory(), _hook.HeapRoom()
         memory, room = self._building
-        room.make(len(graph.nodes) * _HOST_BYTES)
+        host = len(graph.nodes) * _HOST_BYTES
+        # Of small graphs a process would have a large page, or two, that it does not fill.
+        if host >= _LARGE_PAGE:
+            room.make(host)
         return BuiltGraph(
             self._hook,
             graph.nodes,
