@@ -81,7 +81,8 @@ class Materializer:
         self._process = os.getpid()
         self._slots = np.zeros(0, np.uint32)
         self._members = MemberBlocks(reader, variant, plan)
-        self._building: tuple[_hook.BuildMemory, _hook.HeapRoom] | None = None
+        self._memory: _hook.BuildMemory | None = None
+        self._room: _hook.HeapRoom | None = None
         self.executables: Executables | None = None
         ops = next(i for i, b in enumerate(variant.blocks) if b.kind == "comm_ops")
         self.comm_ops: np.ndarray = self._block(ops).view(_hook.comm_op_dtype)
@@ -178,13 +179,13 @@ class Materializer:
         """The graph of a member, for this rank; needs no other rank, since collectives were issued before."""
         bindings = self._bound()
         graph = self._members.patched(member, bindings)
-        if self._building is None:
-            self._building = self._hook.build_memory(), _hook.HeapRoom()
-        memory, room = self._building
+        if self._memory is None:
+            self._memory = self._hook.build_memory()
         host = len(graph.nodes) * _HOST_BYTES
         # Of small graphs a process would have a large page, or two, that it does not fill.
         if host >= _LARGE_PAGE:
-            room.make(host)
+            self._room = self._room or _hook.HeapRoom()
+            self._room.make(host)
         return BuiltGraph(
             self._hook,
             graph.nodes,
@@ -195,12 +196,12 @@ class Materializer:
             self._small.handles,
             self._variant.members[member.place].instantiate_flags,
             instantiate=False,
-            memory=memory,
+            memory=self._memory,
         )
 
     def _give_back(self) -> None:
         """Lets go of what building graphs needed; to be called again."""
-        self._building = None
+        self._memory = self._room = None
         self._members.give_back()
 
     def _load(self, place: int) -> int:

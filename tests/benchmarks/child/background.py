@@ -91,7 +91,9 @@ def main(path: str, rank: int, clock: bool) -> None:
         answer["driver"] = hook.driver
     members = materializer._members
     turned = sum(template._near._memory.nbytes > 0 for template in members._templates.values())
-    answer["kept"] = (materializer._building is not None) + (members._memory.nbytes > 0) + turned
+    answer["kept"] = (
+        (materializer._memory is not None) + (materializer._room is not None) + (members._memory.nbytes > 0) + turned
+    )
     print(json.dumps(answer))
 
 
