@@ -15,3 +15,11 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="fdy-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def large_pages() -> None:
+    """Skips where the system has no large pages for who asks for them."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("this system has no large pages")

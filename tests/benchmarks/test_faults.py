@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STEADY = slice(20, 60)  # graphs after those that are the first of a template
 
 
@@ -52,9 +51,7 @@ def test_nothing_of_it_is_kept_when_every_graph_was_built(background: Callable[.
     assert background(templates=4)["kept"] == 0
 
 
-@pytest.mark.skipif(
-    not LARGE_PAGES.exists() or "[never]" in LARGE_PAGES.read_text(), reason="this system has no large pages"
-)
+@pytest.mark.usefixtures("large_pages")
 def test_what_the_driver_keeps_is_in_large_pages(background: Callable[..., dict[str, Any]]) -> None:
     """A thousand faults a graph where the heap gives nothing that was made for it: each graph's executable is kept."""
     small = background(templates=4)["driver"]

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-
-LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 pytestmark = pytest.mark.skipif(
     "SANITIZER_PRELOAD" in os.environ, reason="a sanitizer's heap is no heap that could be given room"
@@ -108,9 +105,7 @@ SCARCE = (
 )
 
 
-@pytest.mark.skipif(
-    not LARGE_PAGES.exists() or "[never]" in LARGE_PAGES.read_text(), reason="this system has no large pages"
-)
+@pytest.mark.usefixtures("large_pages")
 @pytest.mark.parametrize("thread", [True, False], ids=["a thread's heap", "the main thread's"])
 @pytest.mark.parametrize("room", [1, 40 << 20], ids=["less than a block", "more than a block"])
 def test_what_is_taken_faults_in_large_pages(hooked, thread, room):
